@@ -1,0 +1,172 @@
+"""One strict decoder for everything structured that comes from outside: TOML files, plans, trainer jobs.
+
+A frozen dataclass is the schema. Unknown keys are refused with a suggestion, missing ones named, and
+values are never converted, with one exception: an integer is a valid float.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedelmy_node.errors import ConfigError
+
+__all__ = ["decode", "encode", "canonical_json", "read_toml"]
+
+T = TypeVar("T")
+
+
+def decode(schema: type[T], value: object, where: str = "") -> T:
+    """`value`, which must have the shape of the dataclass `schema`; `where` begins the path in messages."""
+    return typing.cast(T, _decode(schema, value, where))
+
+
+def encode(value: object) -> Any:
+    """The inverse of `decode`, as plain dicts, lists and scalars; fields that are None are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {name: encode(item) for name, item in pairs if item is not None}
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [encode(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def canonical_json(value: object) -> bytes:
+    """The one JSON text of a value: sorted keys, no spaces, UTF-8; equal values have equal bytes."""
+    plain = encode(value)
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, or an error that names the file and the line."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError("E-CONFIG-MISSING", f"{path} does not exist") from error
+    except IsADirectoryError as error:
+        raise ConfigError("E-CONFIG-MISSING", f"{path} is a directory, not a file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("E-CONFIG-MISSING", f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("E-CONFIG-SYNTAX", f"{path} is not valid TOML: {error}") from error
+
+
+@cache
+def _hints(schema: type) -> dict[str, Any]:
+    return typing.get_type_hints(schema)
+
+
+def _decode(schema: Any, value: object, where: str) -> Any:
+    while isinstance(schema, typing.NewType):
+        schema = schema.__supertype__
+    origin, arguments = typing.get_origin(schema), typing.get_args(schema)
+    if dataclasses.is_dataclass(schema):
+        return _dataclass(typing.cast(type, schema), value, where)
+    if origin in (typing.Union, types.UnionType):
+        return _union(arguments, value, where)
+    if origin is typing.Literal:
+        return _literal(arguments, value, where)
+    if origin is tuple:
+        return _tuple(arguments, value, where)
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise _wrong(where, "a table", value)
+        return {str(key): _decode(arguments[1], item, _join(where, str(key))) for key, item in value.items()}
+    if isinstance(schema, type) and issubclass(schema, Enum):
+        return schema(_literal(tuple(member.value for member in schema), value, where))
+    return _scalar(schema, value, where)
+
+
+def _dataclass(schema: type, value: object, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise _wrong(where, "a table", value)
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    for key in value:
+        if key not in fields:
+            close = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(fields)}."
+            raise ConfigError("E-CONFIG-KEY", f"unknown key {_join(where, str(key))!r}", hint=hint)
+    for name, field in fields.items():
+        optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        if name not in value and not optional:
+            raise ConfigError("E-CONFIG-VALUE", f"missing key {_join(where, name)!r}", hint="Add it.")
+    hints = _hints(schema)
+    decoded = {name: _decode(hints[name], value[name], _join(where, name)) for name in fields if name in value}
+    try:
+        return schema(**decoded)
+    except ConfigError as error:
+        raise ConfigError(error.code, f"{where}: {error.message}" if where else error.message, hint=error.hint) from error
+
+
+def _union(arguments: tuple[Any, ...], value: object, where: str) -> Any:
+    choices = [choice for choice in arguments if choice is not types.NoneType]
+    if value is None and len(choices) < len(arguments):
+        return None
+    if len(choices) == 1:
+        return _decode(choices[0], value, where)
+    for choice in choices:
+        if type(value) is choice:
+            return value
+    raise _wrong(where, " or ".join(_noun(choice) for choice in choices), value)
+
+
+def _literal(choices: tuple[Any, ...], value: object, where: str) -> Any:
+    for choice in choices:
+        if type(value) is type(choice) and value == choice:
+            return choice
+    raise _wrong(where, " or ".join(repr(choice) for choice in choices), value)
+
+
+def _tuple(arguments: tuple[Any, ...], value: object, where: str) -> Any:
+    if not isinstance(value, list | tuple):
+        raise _wrong(where, "a list", value)
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        kinds = [arguments[0]] * len(value)
+    elif len(value) == len(arguments):
+        kinds = list(arguments)
+    else:
+        raise _wrong(where, f"a list of {len(arguments)}", value)
+    return tuple(_decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
+
+
+def _scalar(schema: Any, value: object, where: str) -> Any:
+    if schema is Any:
+        return value
+    if schema is float and type(value) in (int, float):
+        number = float(typing.cast(float, value))
+        if not math.isfinite(number):
+            raise _wrong(where, "a finite number", value)
+        return number
+    if schema is Path and isinstance(value, str):
+        return Path(value)
+    if type(value) is schema:
+        return value
+    raise _wrong(where, _noun(schema), value)
+
+
+def _noun(schema: Any) -> str:
+    nouns = {str: "a text", int: "an integer", float: "a number", bool: "true or false", Path: "a path"}
+    return nouns.get(schema, getattr(schema, "__name__", str(schema)))
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _wrong(where: str, wanted: str, value: object) -> ConfigError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return ConfigError("E-CONFIG-VALUE", f"{where or 'the value'} must be {wanted}, not {shown}")

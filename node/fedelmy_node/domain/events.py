@@ -1,0 +1,87 @@
+"""What a node reports while it works: the one source of progress, status and report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from fedelmy_node.domain.names import RunId, SiteName, StepId
+
+__all__ = ["EventKind", "Event", "RunState", "StepState"]
+
+
+class RunState(StrEnum):
+    """Where a run is at one site."""
+
+    PREPARED = "prepared"
+    """The plan was accepted; nothing has begun."""
+    RUNNING = "running"
+    """Begun here or at a neighbour."""
+    DONE = "done"
+    """Every step of this site is done and every output was received."""
+    FAILED = "failed"
+    """A step of this site failed; see its error."""
+    CANCELLED = "cancelled"
+    """The operator ended it."""
+    EXPIRED = "expired"
+    """It was prepared and never started."""
+
+    @property
+    def is_final(self) -> bool:
+        return self in (RunState.DONE, RunState.FAILED, RunState.CANCELLED, RunState.EXPIRED)
+
+
+class StepState(StrEnum):
+    """Where a step is."""
+
+    WAITING = "waiting"
+    """An input is missing."""
+    QUEUED = "queued"
+    """Its inputs are there; the device is busy."""
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class EventKind(StrEnum):
+    """The kinds of events; beside each, the keys of its data."""
+
+    RUN = "run"
+    """state: RunState; reason?: text; code?: error code."""
+    STEP = "step"
+    """state: StepState; code?, message?: of the error; result?: what the step reports (counts and metrics)."""
+    READY = "ready"
+    """The trainer has loaded what it needs. train, validation, test: samples; seconds."""
+    EPOCH = "epoch"
+    """phase: warm-up | member; member, members, epoch, epochs, loss, accuracy (validation), d1?, d2?, eta_seconds."""
+    MEMBER = "member"
+    """A pool member is complete. member, members, epoch (kept), accuracy (its validation), seconds."""
+    SENDING = "sending"
+    """edge, peer, bytes (so far), total."""
+    SENT = "sent"
+    """edge, peer, bytes, sha256, seconds, carries."""
+    RECEIVED = "received"
+    """edge, peer, bytes, sha256, carries."""
+    RETRY = "retry"
+    """A hand-over did not work and will be repeated. edge, peer, code, message, wait_seconds."""
+    WARNING = "warning"
+    """code, message: something an administrator should know; the run goes on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One journaled fact about a run at a site."""
+
+    seq: int
+    """Increases with every event of the node; never reused."""
+    time: float
+    """Seconds since the epoch, by the site's clock."""
+    run: RunId
+    site: SiteName
+    step: StepId | None
+    kind: EventKind
+    data: Mapping[str, Any]
+    """As `EventKind` says; counts, metrics and texts, never samples or weights."""

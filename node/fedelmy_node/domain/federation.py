@@ -1,0 +1,163 @@
+"""What the sites agree on before a run: classes, input format, model, training, strategy, and who takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from fedelmy_node.domain.names import Address, SiteName, address, site_name
+from fedelmy_node.errors import ConfigError
+
+__all__ = ["Setting", "InputFormat", "Task", "ModelSpec", "Training", "StrategySpec", "Recipe", "Member", "Federation"]
+
+Setting = str | int | float | bool
+"""A value that a strategy's settings may have in a plan."""
+MAX_CLASSES: Final = 100_000
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError("E-CONFIG-VALUE", message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputFormat:
+    """How every site turns an image into the tensor that the model sees."""
+
+    height: int
+    """Rows of the tensor; images of other sizes are resized."""
+    width: int
+    """Columns of the tensor."""
+    channels: Literal[1, 3]
+    """1: colour images become grey; 3: grey images are repeated."""
+    resize: Literal["stretch", "fit", "crop"] = "stretch"
+    """stretch ignores the aspect ratio; fit pads with black; crop cuts the centre out."""
+    window: tuple[float, float] | None = None
+    """Stored values that become 0 and 1; without it the range of the file's type (255, 65535), or 0..1 for floats."""
+    mean: tuple[float, ...] = ()
+    """Subtracted per channel after scaling to 0..1; empty: no normalisation."""
+    std: tuple[float, ...] = ()
+    """Divided by per channel; empty: no normalisation."""
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.height <= 4096 and 1 <= self.width <= 4096, "height and width must be 1 to 4096")
+        _require(len(self.mean) == len(self.std), "mean and std must have one value per channel each")
+        _require(len(self.mean) in (0, self.channels), f"mean and std need {self.channels} value(s), one per channel")
+        _require(all(value > 0 for value in self.std), "every std must be above 0")
+        _require(self.window is None or self.window[0] < self.window[1], "window must be [low, high] with low < high")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What is classified: the classes in the order of the model's outputs, and the input."""
+
+    classes: tuple[str, ...]
+    """Names in the order of the model's outputs; every site maps its own data by these names."""
+    input: InputFormat
+    """The tensor that the model sees."""
+
+    def __post_init__(self) -> None:
+        _require(2 <= len(self.classes) <= MAX_CLASSES, "classes must name at least two classes")
+        _require(len(set(self.classes)) == len(self.classes), "classes must not repeat a name")
+        _require(all(name and len(name) <= 200 for name in self.classes), "class names must have 1 to 200 characters")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """Which architecture is trained."""
+
+    name: str
+    """One of the built-in models, or `torchvision:NAME`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """How every model of a pool is fitted."""
+
+    epochs: int
+    """Passes over the training data per pool member (paper: E_local)."""
+    learning_rate: float = 1e-3
+    """Of Adam."""
+    weight_decay: float = 1e-4
+    """Of Adam."""
+    batch_size: int = 128
+    """Samples per optimizer step; the last batch of an epoch may be smaller."""
+    augment: tuple[Literal["crop", "flip", "rotate"], ...] = ()
+    """crop: shift by up to an eighth of the size (4 pixels of 32); flip: left-right; rotate: up to 15 degrees."""
+    threads: int = 2
+    """CPU threads of a trainer; part of the plan because the last bits of the result depend on it."""
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.epochs <= 1_000_000, "epochs must be at least 1")
+        _require(0 < self.learning_rate <= 100, "learning_rate must be above 0")
+        _require(0 <= self.weight_decay <= 100, "weight_decay must not be negative")
+        _require(1 <= self.batch_size <= 1_000_000, "batch_size must be at least 1")
+        _require(1 <= self.threads <= 1024, "threads must be 1 to 1024")
+        _require(len(set(self.augment)) == len(self.augment), "augment must not repeat an entry")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrategySpec:
+    """What a train step computes, by name, with the settings that the strategy itself validates."""
+
+    name: str
+    """One of the registered strategies."""
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    """Only what differs from the strategy's defaults."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Everything of a federation that changes the numbers; sites and addresses do not."""
+
+    seed: int
+    """Of the run: every random number derives from it."""
+    task: Task
+    model: ModelSpec
+    training: Training
+    strategy: StrategySpec
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.seed < 2**53, "seed must be 0 or a positive integer below 2^53")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """One site of a federation."""
+
+    name: SiteName
+    """As in its certificate."""
+    address: Address
+    """Where the others reach it."""
+    data: str | None = None
+    """Used by `fedelmy-launch simulate` alone; a real site's data is its own business."""
+    indices: str | None = None
+    """Likewise: the subset of `data` that stands for this site."""
+
+    def __post_init__(self) -> None:
+        site_name(self.name)
+        address(self.address)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Federation:
+    """The sites, what they agree on, and how a run is wired."""
+
+    name: str
+    """For people, and the beginning of the run ids."""
+    topology: str
+    """One of the registered topologies."""
+    order: Literal["listed", "random"]
+    """The order in which a sequential topology visits the sites; random is drawn from the seed."""
+    deliver: Literal["all", "last"]
+    """Who receives the result: every site, or only the one that finished it."""
+    members: tuple[Member, ...]
+    """In the order of the file."""
+    recipe: Recipe
+
+    def __post_init__(self) -> None:
+        site_name(self.name)
+        _require(1 <= len(self.members) <= 10_000, "a federation needs at least one site")
+        names = [member.name for member in self.members]
+        _require(len(set(names)) == len(names), "two sites have the same name")

@@ -1,0 +1,77 @@
+"""Names and identifiers, and the one rule each that makes them valid."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final, NewType
+
+from fedelmy_node.errors import ConfigError, PeerError
+
+__all__ = [
+    "SiteName", "RunId", "StepId", "EdgeId", "Address",
+    "site_name", "run_id", "step_id", "edge_id", "address", "file_stem",
+]  # fmt: skip
+
+SiteName = NewType("SiteName", str)
+"""One institution, as its certificate names it."""
+RunId = NewType("RunId", str)
+"""One execution of a federation."""
+StepId = NewType("StepId", str)
+"""One unit of local work within a plan."""
+EdgeId = NewType("EdgeId", str)
+"""One transfer within a plan: `source step>target step`."""
+Address = NewType("Address", str)
+"""Where a node listens: `host:port`, `[v6]:port`."""
+
+_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
+_RUN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+_STEP: Final = re.compile(r"[a-z]{1,16}\.[0-9]{1,6}@[a-z0-9-]{1,32}")
+_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.%]{2,64}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
+
+
+def site_name(text: str) -> SiteName:
+    """A site's name: a DNS label, because it becomes part of one in the certificate."""
+    if not _LABEL.fullmatch(text):
+        raise ConfigError(
+            "E-CONFIG-VALUE",
+            f"{text!r} is not a site name",
+            hint="Use 1 to 32 lower-case letters, digits and hyphens, such as north or st-mary.",
+        )
+    return SiteName(text)
+
+
+def run_id(text: str) -> RunId:
+    """A run's id: letters, digits and hyphens, at most 64 of them."""
+    if not _RUN.fullmatch(text):
+        raise ConfigError(
+            "E-CONFIG-VALUE",
+            f"{text!r} is not a run id",
+            hint="Use 1 to 64 lower-case letters, digits and hyphens.",
+        )
+    return RunId(text)
+
+
+def step_id(text: str) -> StepId:
+    """A step's id: `kind.number@site`, as topologies make them."""
+    if not _STEP.fullmatch(text):
+        raise ConfigError("E-CONFIG-VALUE", f"{text!r} is not a step id")
+    return StepId(text)
+
+
+def edge_id(source: StepId, target: StepId) -> EdgeId:
+    """The edge from one step to another has no name but theirs."""
+    return EdgeId(f"{source}>{target}")
+
+
+def address(text: str) -> Address:
+    """A `host:port` with a port between 0 and 65535."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match[2]) > 65535:
+        raise PeerError("E-PEER-ADDRESS", f"{text!r} is not HOST:PORT")
+    return Address(text)
+
+
+def file_stem(name: str) -> str:
+    """A file name for something named by the outside: derived from the name, never the name itself."""
+    return hashlib.sha256(name.encode()).hexdigest()[:20]

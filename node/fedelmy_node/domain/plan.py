@@ -1,0 +1,181 @@
+"""A run as a graph: steps at sites, what each needs, and the edges that follow from that.
+
+A topology makes a `Plan`; each site is given its `Slice` alone: its own steps, the edges that end or
+begin at them, and the addresses of those neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+from typing import Final
+
+from fedelmy_node.domain.federation import Recipe
+from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, edge_id, run_id, step_id
+from fedelmy_node.errors import RunError
+
+__all__ = ["StepKind", "Step", "Edge", "Neighbour", "Plan", "Slice", "in_order", "MAX_STEPS"]
+
+MAX_STEPS: Final = 100_000
+
+
+class StepKind(StrEnum):
+    """What a step does with its inputs."""
+
+    TRAIN = "train"
+    """Runs the recipe's strategy on the site's data; its output is a bundle."""
+    DELIVER = "deliver"
+    """Keeps its single input as the run's result at this site; its output is that same bundle."""
+    EVALUATE = "evaluate"
+    """Measures its single input on the site's own test data; its output is counts and metrics."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One unit of local work at one site."""
+
+    id: StepId
+    site: SiteName
+    kind: StepKind
+    visit: int
+    """How often the run has trained at this site, this step included; 0 for steps that do not train."""
+    needs: tuple[StepId, ...]
+    """The steps whose outputs are this step's inputs, in the order in which the strategy sees them."""
+
+    def __post_init__(self) -> None:
+        step_id(self.id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edge:
+    """One transfer: a step needs the output of a step at another site."""
+
+    source: StepId
+    target: StepId
+    sender: SiteName
+    receiver: SiteName
+    carries: StepKind
+    """The kind of the target: what a hand-over is for (training, or delivery of the result)."""
+
+    @property
+    def id(self) -> EdgeId:
+        return edge_id(self.source, self.target)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbour:
+    """A site at the other end of an edge, and where the operator says it listens."""
+
+    site: SiteName
+    address: Address
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """What one site is told of a run."""
+
+    contract: str
+    run: RunId
+    federation: str
+    site: SiteName
+    recipe: Recipe
+    steps: tuple[Step, ...]
+    """Only this site's, inputs before outputs."""
+    edges_in: tuple[Edge, ...]
+    edges_out: tuple[Edge, ...]
+    neighbours: tuple[Neighbour, ...]
+
+    def __post_init__(self) -> None:
+        run_id(self.run)
+        own = {step.id for step in self.steps}
+        fed = {(edge.source, edge.target) for edge in self.edges_in}
+        known = {neighbour.site for neighbour in self.neighbours}
+        _expect(0 < len(self.steps) <= MAX_STEPS and len(own) == len(self.steps), "steps are missing or repeated")
+        _expect(all(step.site == self.site for step in self.steps), "a step belongs to another site")
+        for step in self.steps:
+            _expect(
+                all(need in own or (need, step.id) in fed for need in step.needs),
+                f"{step.id} needs what neither a step nor an edge of the slice gives",
+            )
+        for edge in self.edges_in:
+            _expect(edge.receiver == self.site and edge.target in own, f"edge {edge.id} does not end here")
+            _expect(edge.sender in known and edge.sender != self.site, f"the sender of {edge.id} has no address")
+        for edge in self.edges_out:
+            _expect(edge.sender == self.site and edge.source in own, f"edge {edge.id} does not begin here")
+            _expect(edge.receiver in known and edge.receiver != self.site, f"the receiver of {edge.id} has no address")
+        in_order(self.steps)
+
+    def step(self, step: StepId) -> Step:
+        """The step of this id, which must be the slice's."""
+        return next(found for found in self.steps if found.id == step)
+
+    def edge_into(self, step: Step, need: StepId) -> Edge | None:
+        """The edge that brings `need` to `step`, or None if `need` is this site's own step."""
+        return next((e for e in self.edges_in if e.source == need and e.target == step.id), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The whole run: made by a topology, held by the launcher and by simulation, never sent as a whole."""
+
+    contract: str
+    run: RunId
+    federation: str
+    recipe: Recipe
+    sites: tuple[Neighbour, ...]
+    steps: tuple[Step, ...]
+    """Inputs before outputs."""
+
+    def __post_init__(self) -> None:
+        ids = {step.id for step in self.steps}
+        _expect(0 < len(self.steps) <= MAX_STEPS and len(ids) == len(self.steps), "steps are missing or repeated")
+        _expect(all(need in ids for step in self.steps for need in step.needs), "a step needs an unknown step")
+        _expect({step.site for step in self.steps} <= {site.site for site in self.sites}, "a step's site is unknown")
+        in_order(self.steps)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """Every need whose two steps are at different sites."""
+        by_id = {step.id: step for step in self.steps}
+        return tuple(
+            Edge(source=need, target=step.id, sender=by_id[need].site, receiver=step.site, carries=step.kind)
+            for step in self.steps
+            for need in step.needs
+            if by_id[need].site != step.site
+        )
+
+    def slice_for(self, site: SiteName) -> Slice:
+        """What `site` may know: nothing of steps, edges and addresses that do not touch it."""
+        edges_in = tuple(edge for edge in self.edges if edge.receiver == site)
+        edges_out = tuple(edge for edge in self.edges if edge.sender == site)
+        near = {edge.sender for edge in edges_in} | {edge.receiver for edge in edges_out}
+        return Slice(
+            contract=self.contract,
+            run=self.run,
+            federation=self.federation,
+            site=site,
+            recipe=self.recipe,
+            steps=tuple(step for step in self.steps if step.site == site),
+            edges_in=edges_in,
+            edges_out=edges_out,
+            neighbours=tuple(sorted((s for s in self.sites if s.site in near), key=lambda s: s.site)),
+        )
+
+
+def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """The steps with every input before what needs it; a cycle is refused."""
+    by_id = {step.id: step for step in steps}
+    try:
+        order = TopologicalSorter({s.id: [n for n in s.needs if n in by_id] for s in by_id.values()}).static_order()
+        return tuple(by_id[StepId(step)] for step in order)
+    except CycleError as error:
+        raise RunError("E-RUN-PLAN", f"the plan runs in a circle: {' -> '.join(error.args[1])}") from error
+
+
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise RunError("E-RUN-PLAN", f"the plan is not usable: {message}")

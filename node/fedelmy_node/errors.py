@@ -1,0 +1,199 @@
+"""Everything that can go wrong, in one tree with one table.
+
+    FedelmyError
+    ├── ConfigError        a file, flag or environment variable is wrong           exit 2
+    ├── DataError          the site's data cannot be used                          exit 3
+    ├── IdentityError      a key, certificate or signature is wrong                exit 4
+    ├── ConsentError       a site is not willing to do what is asked               exit 5
+    ├── PeerError          another node cannot be reached or does not fit          exit 6
+    ├── StoreError         this site's disk or journal cannot be used              exit 7
+    ├── BundleError        weights do not fit, are damaged or not finite           exit 8
+    ├── TransferError      a hand-over was refused or broke                        exit 9
+    ├── RunError           a run is unknown, failed, or not in the right state     exit 10
+    ├── TrainingError      a step cannot be computed                               exit 11
+    └── InternalError      a fault of this software                                exit 70
+
+An error carries a stable code, a sentence that says what is wrong, and optionally a hint that replaces
+the catalogue's advice. `CATALOGUE` gives every code its class, gRPC status, and advice; the exit code
+belongs to the class. A code that is not in the catalogue cannot be raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+__all__ = [
+    "FedelmyError", "ConfigError", "DataError", "IdentityError", "ConsentError", "PeerError", "StoreError",
+    "BundleError", "TransferError", "RunError", "TrainingError", "InternalError",
+    "Entry", "CATALOGUE", "EXIT_SUBSET", "EXIT_DETACHED", "error_from_code",
+]  # fmt: skip
+
+EXIT_SUBSET: Final = 20
+"""A run finished, but on a subset of its sites."""
+EXIT_DETACHED: Final = 130
+"""The operator pressed Ctrl-C: the launcher went away, the run goes on."""
+
+
+class FedelmyError(Exception):
+    """The root: a stable code, what is wrong, and what to do about it."""
+
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, code: str, message: str, *, hint: str | None = None) -> None:
+        entry = CATALOGUE.get(code)
+        if entry is None or not isinstance(self, entry.kind):
+            raise AssertionError(f"{code} is not a code of {type(self).__name__}")
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint if hint is not None else entry.advice
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class ConfigError(FedelmyError):
+    exit_code = 2
+
+
+class DataError(FedelmyError):
+    exit_code = 3
+
+
+class IdentityError(FedelmyError):
+    exit_code = 4
+
+
+class ConsentError(FedelmyError):
+    exit_code = 5
+
+
+class PeerError(FedelmyError):
+    exit_code = 6
+
+
+class StoreError(FedelmyError):
+    exit_code = 7
+
+
+class BundleError(FedelmyError):
+    exit_code = 8
+
+
+class TransferError(FedelmyError):
+    exit_code = 9
+
+
+class RunError(FedelmyError):
+    exit_code = 10
+
+
+class TrainingError(FedelmyError):
+    exit_code = 11
+
+
+class InternalError(FedelmyError):
+    exit_code = 70
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the catalogue."""
+
+    kind: type[FedelmyError]
+    """The class that carries this code."""
+    status: str
+    """Name of the gRPC status under which the code travels."""
+    advice: str
+    """What to do, in one sentence, for whoever reads the message."""
+
+
+CATALOGUE: Final[Mapping[str, Entry]] = {
+    # configuration
+    "E-CONFIG-SYNTAX": Entry(ConfigError, "INVALID_ARGUMENT", "Correct the file at the place named."),
+    "E-CONFIG-MISSING": Entry(ConfigError, "INVALID_ARGUMENT", "Create the file, or name another one."),
+    "E-CONFIG-KEY": Entry(ConfigError, "INVALID_ARGUMENT", "Remove the key, or correct its spelling."),
+    "E-CONFIG-VALUE": Entry(ConfigError, "INVALID_ARGUMENT", "Correct the value; docs/federation.md lists what is allowed."),
+    "E-CONFIG-MODEL": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the models listed in docs/federation.md."),
+    "E-CONFIG-STRATEGY": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the strategies listed in docs/federation.md."),
+    "E-CONFIG-TOPOLOGY": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the topologies listed in docs/federation.md."),
+    "E-CONFIG-PORT": Entry(ConfigError, "FAILED_PRECONDITION", "Stop whatever uses the port, or choose another one with --listen."),
+    "E-CONFIG-DEVICE": Entry(ConfigError, "FAILED_PRECONDITION", "Choose a device that this machine has, or --device cpu."),
+    # data
+    "E-DATA-MISSING": Entry(DataError, "FAILED_PRECONDITION", "Check the path after --data, and that this user may read it."),
+    "E-DATA-EMPTY": Entry(DataError, "FAILED_PRECONDITION", "Put samples there, or point --data somewhere else."),
+    "E-DATA-CLASS": Entry(DataError, "FAILED_PRECONDITION", "Rename or remove the class, or have the operator add it to the federation's classes."),
+    "E-DATA-UNREADABLE": Entry(DataError, "FAILED_PRECONDITION", "Repair or remove the file, or set unreadable = \"skip\" under [data] in site.toml."),
+    "E-DATA-SOURCE": Entry(DataError, "INVALID_ARGUMENT", "Write --data as KIND or KIND:PATH; docs/data.md lists the kinds."),
+    "E-DATA-FORMAT": Entry(DataError, "FAILED_PRECONDITION", "Compare the file with its description in docs/data.md."),
+    "E-DATA-INDICES": Entry(DataError, "FAILED_PRECONDITION", "Write the indices file anew with `fedelmy-launch partition` for this very data."),
+    # identity
+    "E-IDENTITY-MISSING": Entry(IdentityError, "FAILED_PRECONDITION", "Run `fedelmy-node identity init`, have the request signed, then `fedelmy-node identity install`."),
+    "E-IDENTITY-EXISTS": Entry(IdentityError, "ALREADY_EXISTS", "Keep the key that is there, or move it away first."),
+    "E-IDENTITY-FILE": Entry(IdentityError, "FAILED_PRECONDITION", "Use the file as it was made; do not edit or convert it."),
+    "E-IDENTITY-MISMATCH": Entry(IdentityError, "FAILED_PRECONDITION", "Install the certificate that was signed for this very key and site."),
+    "E-IDENTITY-UNTRUSTED": Entry(IdentityError, "UNAUTHENTICATED", "Both ends need certificates of the same federation's CA."),
+    "E-IDENTITY-EXPIRED": Entry(IdentityError, "UNAUTHENTICATED", "Have a new certificate signed, or correct the clock."),
+    "E-IDENTITY-ROLE": Entry(IdentityError, "PERMISSION_DENIED", "Sites deliver, operators control: use a certificate of the right role."),
+    "E-IDENTITY-SITE": Entry(IdentityError, "PERMISSION_DENIED", "Compare the site names in federation.toml, --peer and the certificates."),
+    "E-IDENTITY-SIGNATURE": Entry(IdentityError, "PERMISSION_DENIED", "Have the operator sign the plan anew with a certificate of this federation."),
+    "E-IDENTITY-TLS": Entry(IdentityError, "UNAUTHENTICATED", "Allow TLS 1.3 end to end; a proxy in between must pass it through."),
+    # consent
+    "E-CONSENT-OPERATOR": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the operator to `operators` in site.toml."),
+    "E-CONSENT-PEER": Entry(ConsentError, "PERMISSION_DENIED", "The site adds --peer SITE=HOST:PORT, or `peers` in site.toml, and starts again."),
+    "E-CONSENT-ACCEPT": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the sender to `accept_from` in site.toml."),
+    "E-CONSENT-EDGE": Entry(ConsentError, "PERMISSION_DENIED", "Only the edges of an accepted plan may be used, by the sites it names."),
+    # peers
+    "E-PEER-ADDRESS": Entry(PeerError, "INVALID_ARGUMENT", "Write addresses as HOST:PORT, peers as [SITE=]HOST:PORT."),
+    "E-PEER-UNREACHABLE": Entry(PeerError, "UNAVAILABLE", "Check that the node runs, and that DNS, routes and firewalls let its port through."),
+    "E-PEER-CONTRACT": Entry(PeerError, "FAILED_PRECONDITION", "Install versions of fedelmy that speak the same contract on both ends."),
+    "E-PEER-PROTOCOL": Entry(PeerError, "INTERNAL", "Check that the port belongs to a fedelmy node and that no proxy answers for it."),
+    "E-PEER-BUSY": Entry(PeerError, "RESOURCE_EXHAUSTED", "Try again later; the node limits what it does at once."),
+    # store
+    "E-STORE-UNWRITABLE": Entry(StoreError, "FAILED_PRECONDITION", "Give this user write access, or choose another directory with --state."),
+    "E-STORE-LOCKED": Entry(StoreError, "FAILED_PRECONDITION", "Use the daemon that is running, or stop it first."),
+    "E-STORE-NETWORK": Entry(StoreError, "FAILED_PRECONDITION", "Put --state on a local disk: SQLite is not safe on network file systems."),
+    "E-STORE-PATH": Entry(StoreError, "FAILED_PRECONDITION", "Choose a shorter directory with --state."),
+    "E-STORE-VERSION": Entry(StoreError, "FAILED_PRECONDITION", "Use the version of fedelmy that wrote this state, or a newer one."),
+    "E-STORE-DISK": Entry(StoreError, "RESOURCE_EXHAUSTED", "Free disk space in the state directory."),
+    "E-STORE-DAMAGED": Entry(StoreError, "DATA_LOSS", "Check the disk; restore the file from where it came from."),
+    "E-STORE-DAEMON": Entry(StoreError, "UNAVAILABLE", "Start `fedelmy-node serve` on this state directory first."),
+    # bundles
+    "E-BUNDLE-FORMAT": Entry(BundleError, "INVALID_ARGUMENT", "The sender must write bundles with this software; check its version."),
+    "E-BUNDLE-MANIFEST": Entry(BundleError, "INVALID_ARGUMENT", "All sites must build the same model: compare the plan's model and the versions."),
+    "E-BUNDLE-NONFINITE": Entry(BundleError, "INVALID_ARGUMENT", "The sender's training diverged: lower the learning rate, look at its losses."),
+    "E-BUNDLE-HASH": Entry(BundleError, "DATA_LOSS", "The file changed after it was written: check the disk, then run the step again."),
+    # transfers
+    "E-TRANSFER-HASH": Entry(TransferError, "DATA_LOSS", "The sender repeats the transfer by itself; if it recurs, check memory and network."),
+    "E-TRANSFER-SEQUENCE": Entry(TransferError, "ABORTED", "The sender begins again by itself from the last verified block."),
+    "E-TRANSFER-SIZE": Entry(TransferError, "INVALID_ARGUMENT", "The announced and the delivered size must agree; check the sender's version."),
+    "E-TRANSFER-CONFLICT": Entry(TransferError, "ALREADY_EXISTS", "Another input was journaled for this edge first; it stays."),
+    "E-TRANSFER-STALLED": Entry(TransferError, "DEADLINE_EXCEEDED", "The sender repeats the transfer by itself; check the link if it recurs."),
+    # runs
+    "E-RUN-UNKNOWN": Entry(RunError, "NOT_FOUND", "List the runs with `fedelmy-node runs list`."),
+    "E-RUN-STATE": Entry(RunError, "FAILED_PRECONDITION", "Look at the run with `fedelmy-launch status`."),
+    "E-RUN-PLAN": Entry(RunError, "INVALID_ARGUMENT", "Use the launcher of this software to make plans; check its version."),
+    "E-RUN-CONFLICT": Entry(RunError, "ALREADY_EXISTS", "Choose another run id: this one belongs to another plan."),
+    "E-RUN-REFUSED": Entry(RunError, "FAILED_PRECONDITION", "Correct what the sites named, then run again; nothing was started."),
+    "E-RUN-FAILED": Entry(RunError, "ABORTED", "See the failing site's log; correct the cause, then run again."),
+    "E-RUN-CANCELLED": Entry(RunError, "CANCELLED", "The operator ended this run; start a new one."),
+    "E-RUN-EXPIRED": Entry(RunError, "FAILED_PRECONDITION", "The run was prepared but never started: run the launcher again."),
+    "E-RUN-UNFINISHED": Entry(RunError, "FAILED_PRECONDITION", "Wait until the run is done at this site."),
+    # training
+    "E-TRAINING-CRASH": Entry(TrainingError, "INTERNAL", "See the trainer's log beside the step; check memory and device."),
+    "E-TRAINING-DIVERGED": Entry(TrainingError, "FAILED_PRECONDITION", "Lower the learning rate, or look for damaged samples."),
+    "E-TRAINING-SAMPLES": Entry(TrainingError, "FAILED_PRECONDITION", "Give the site more samples, or leave it out of the federation."),
+    "E-TRAINING-MODEL": Entry(TrainingError, "FAILED_PRECONDITION", "Check that the model fits the federation's input size, channels and classes."),
+    # faults
+    "E-INTERNAL": Entry(InternalError, "INTERNAL", "This is a fault of the software: please report it with the log."),
+}  # fmt: skip
+
+
+def error_from_code(code: str, message: str, hint: str | None = None) -> FedelmyError:
+    """The error that another process reported; a code that this version does not know becomes internal."""
+    entry = CATALOGUE.get(code)
+    if entry is None:
+        return InternalError("E-INTERNAL", f"{code}: {message}", hint=hint)
+    return entry.kind(code, message, hint=hint)

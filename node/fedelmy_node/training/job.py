@@ -1,0 +1,67 @@
+"""What the daemon asks of a trainer and what it gets back; also what simulation hands to the same code.
+
+A trainer is started with one `Job`, loads what the job needs (torch, data, model) and says `ready`. It
+then waits for its inputs, so that a site can load while its neighbour is still training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.federation import Recipe
+from fedelmy_node.domain.names import SiteName
+
+__all__ = ["DataSpec", "Job", "Outcome", "Emit"]
+
+Emit = Callable[[EventKind, Mapping[str, Any]], None]
+"""How training reports progress; called with the kinds READY, EPOCH, MEMBER and WARNING."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSpec:
+    """Where the site's samples are."""
+
+    source: str
+    """`KIND` or `KIND:PATH`, as after --data."""
+    indices: Path | None = None
+    """A file that `fedelmy-launch partition` wrote: the subset of the source that is this site's."""
+    unreadable: Literal["refuse", "skip"] = "refuse"
+    """What to do with a file that cannot be read: name it and stop, or count it and leave it out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One unit of work for a trainer."""
+
+    kind: Literal["prepare", "train", "evaluate"]
+    """prepare: build the model on the meta device, open the data, report the manifest; the others are steps."""
+    site: SiteName
+    visit: int
+    """Of the step; 0 where nothing is trained."""
+    recipe: Recipe
+    data: DataSpec
+    device: str = "cpu"
+    """cpu, cuda or cuda:N; `auto` is resolved by the trainer."""
+    output: Path | None = None
+    """Where a train step writes its bundle."""
+    keep_pool: Path | None = None
+    """A directory for every pool member, if the site wants to keep them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a job came to."""
+
+    sha256: str | None = None
+    """Of the bundle that a train step wrote."""
+    bytes: int = 0
+    """Its size."""
+    manifest: tuple[TensorInfo, ...] = ()
+    """prepare: the tensors that a bundle of this recipe's model has."""
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """Counts and metrics: all that may leave the site."""
