@@ -40,6 +40,8 @@ def encode(value: object) -> Any:
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
     return value.value if isinstance(value, Enum) else value
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from typing import Final, NewType
 
 from fedelmy_node.errors import ConfigError, PeerError
 
 __all__ = [
-    "SiteName", "RunId", "StepId", "EdgeId", "Address",
-    "site_name", "run_id", "step_id", "edge_id", "address", "file_stem",
+    "SiteName", "RunId", "StepId", "EdgeId", "Address", "PeerAddress",
+    "site_name", "run_id", "step_id", "edge_id", "address", "peer_address", "file_stem",
 ]  # fmt: skip
 
 SiteName = NewType("SiteName", str)
@@ -70,6 +71,24 @@ def address(text: str) -> Address:
     if match is None or int(match[2]) > 65535:
         raise PeerError("E-PEER-ADDRESS", f"{text!r} is not HOST:PORT")
     return Address(text)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Whom a site agrees to send to, and where: `[SITE=]HOST:PORT`."""
+
+    site: SiteName | None
+    """None: whatever site's certificate is found at the address."""
+    address: Address
+
+    def __str__(self) -> str:
+        return f"{self.site}={self.address}" if self.site else self.address
+
+
+def peer_address(text: str) -> PeerAddress:
+    """The value of --peer."""
+    name, separator, place = text.rpartition("=")
+    return PeerAddress(site_name(name) if separator else None, address(place))
 
 
 def file_stem(name: str) -> str:

@@ -1,0 +1,43 @@
+# Two commands matter: `make demo` and `make test`. Both set up what they need in .venv.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PROTOS := $(wildcard proto/fedelmy_proto/v1/*.proto)
+
+.PHONY: demo test check proto bench e2e clean help
+
+help:  ## show this
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+# The installation is done once, and again when pyproject.toml changes.
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedelmy needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV); torch is large, the first time takes a few minutes."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.installed  ## four real sites on this machine train one model
+	$(BIN)/fedelmy-launch demo
+
+test: $(VENV)/.installed  ## unit, integration and short end-to-end tests
+	$(BIN)/python -m pytest tests
+
+e2e: $(VENV)/.installed  ## only the tests that start real daemons
+	$(BIN)/python -m pytest tests/e2e
+
+check: $(VENV)/.installed  ## style, types, and that the generated code is up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python proto/generate.py --check
+
+proto: $(VENV)/.installed  ## generate the Python code of the wire contract
+	$(BIN)/python proto/generate.py
+
+bench: $(VENV)/.installed  ## every benchmark, one after the other
+	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:  ## remove what make made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fedelmy-demo

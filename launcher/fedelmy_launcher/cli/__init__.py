@@ -1,0 +1,38 @@
+"""`fedelmy-launch`: the commands of an operator. Each is imported only when it is called."""
+
+from __future__ import annotations
+
+from fedelmy_node.cli.frame import LazyGroup, run
+
+__all__ = ["main", "group"]
+
+group = LazyGroup(
+    name="fedelmy-launch",
+    help="""Plans, starts and follows runs of a federation. It sees progress, never data or weights.
+
+    \b
+    Begin here:
+      fedelmy-launch demo                       four sites on this machine, real mTLS, about a minute
+    \b
+    An operator's day:
+      fedelmy-launch ca init                    found a federation
+      fedelmy-launch ca sign north.csr          certify a site
+      fedelmy-launch check federation.toml      would it work?
+      fedelmy-launch run federation.toml        train
+      fedelmy-launch status federation.toml     how is it doing?
+    """,
+    commands={
+        "demo": ("fedelmy_launcher.cli.demo:demo", "Four real sites on this machine train one model."),
+        "check": ("fedelmy_launcher.cli.check:check", "Ask every site whether a run would work, and change nothing."),
+        "run": ("fedelmy_launcher.cli.run:run_command", "Start a run and follow it; Ctrl-C detaches."),
+        "status": ("fedelmy_launcher.cli.status:status", "Show how a run is doing at every site."),
+        "cancel": ("fedelmy_launcher.cli.cancel:cancel", "End a run at every site."),
+        "simulate": ("fedelmy_launcher.cli.simulate:simulate", "The same run in one process, for the same bytes."),
+        "partition": ("fedelmy_launcher.cli.partition:partition", "Split a dataset into sites, for experiments."),
+        "ca": ("fedelmy_launcher.cli.ca:ca", "The federation's certificates."),
+    },
+)
+
+
+def main() -> None:
+    run(group)

@@ -1,0 +1,92 @@
+"""`fedelmy-launch check`: everything that can be known before a run, without starting one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from fedelmy_node.cli.frame import emit_json
+
+from fedelmy_launcher.cli.options import federation_argument, json_option, load_operator, operator_options
+
+if TYPE_CHECKING:
+    from fedelmy_node.domain.reports import NodeDescription
+
+__all__ = ["check"]
+
+_CLOCK_SECONDS = 30.0
+
+
+@click.command()
+@federation_argument
+@operator_options
+@json_option
+def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> int:
+    """Ask every site of FEDERATION whether it would take part, and change nothing.
+
+    Sites are reached, their certificates and versions compared, their data opened, their consent asked.
+    Exit code 0: a run would start; otherwise that of the first problem.
+
+    \b
+    Example:
+      fedelmy-launch check federation.toml
+    """
+    from fedelmy_launcher.control import Sites
+    from fedelmy_launcher.federation_file import load_federation
+    from fedelmy_launcher.plans import compile_plan, new_run_id
+
+    described = load_federation(federation)
+    plan = compile_plan(described, new_run_id(described))
+    with Sites(described, load_operator(identity, insecure)) as sites:
+        nodes, refusals = sites.describe()
+        reports: dict[Any, Any] = {}
+        if not refusals:
+            reports, refusals = sites.prepare(plan, check_only=True)
+    warnings = _warnings(list(nodes.values()), list(reports.values()))
+    problems = {refusal.site: refusal.error for refusal in refusals}
+    if as_json:
+        emit_json(
+            {
+                "ready": not problems,
+                "sites": {site: dict(report) for site, report in reports.items()},
+                "problems": {s: {"code": e.code, "message": e.message, "hint": e.hint} for s, e in problems.items()},
+                "warnings": warnings,
+            }
+        )
+    else:
+        for member in described.members:
+            if member.name in problems:
+                error = problems[member.name]
+                click.echo(f"  {member.name:<16} {click.style('refused', fg='red')}  {error}\n{'':20}{error.hint}")
+            elif member.name in reports:
+                click.echo(f"  {member.name:<16} {click.style('ready', fg='green')}    {_counts(reports[member.name])}")
+            else:
+                click.echo(f"  {member.name:<16} reached, but not asked further")
+        for warning in warnings:
+            click.echo(f"  warning: {warning}")
+    return refusals[0].error.exit_code if refusals else 0
+
+
+def _counts(report: dict[str, Any]) -> str:
+    sizes = report["samples"]
+    text = f"{sizes['train']} training, {sizes['validation']} validation, {sizes['test']} test samples"
+    missing = report["missing_classes"]
+    return text + (f"; has no {', '.join(missing)}" if missing else "")
+
+
+def _warnings(nodes: list[NodeDescription], reports: list[dict[str, Any]]) -> list[str]:
+    """What would not stop a run but should be known: equal bytes need equal torch and CPU capability."""
+    warnings = []
+    for name, values in (
+        ("versions of fedelmy", {node.version for node in nodes}),
+        ("versions of torch", {node.torch for node in nodes}),
+        ("CPU capabilities", {report["cpu_capability"] for report in reports}),
+    ):
+        if len(values) > 1:
+            warnings.append(f"the sites have different {name}: {', '.join(sorted(values))}")
+    skewed = [node.site for node in nodes if abs(node.clock - time.time()) > _CLOCK_SECONDS]
+    if skewed:
+        warnings.append(f"the clocks of {', '.join(skewed)} differ from this machine's by more than 30 s")
+    return warnings

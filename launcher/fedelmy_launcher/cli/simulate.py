@@ -1,0 +1,86 @@
+"""`fedelmy-launch simulate`: the plan of a federation in one process."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from fedelmy_node.errors import ConfigError, DataError
+
+from fedelmy_launcher.cli.options import federation_argument, json_option, run_option
+
+if TYPE_CHECKING:
+    from fedelmy_node.domain.federation import Federation
+
+__all__ = ["simulate"]
+
+
+@click.command()
+@federation_argument
+@click.option("--data", "data", multiple=True, metavar="[SITE=]KIND[:PATH]",
+              help="Data of a site, or of all sites; before what the file says. Repeatable.")
+@click.option("--indices", multiple=True, metavar="SITE=FILE", help="The subset that is a site's. Repeatable.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep the bundles in this directory.")
+@run_option("Name of the run; it does not change the result.")
+@json_option
+def simulate(
+    federation: Path, data: tuple[str, ...], indices: tuple[str, ...], out: Path | None, run_name: str | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Execute FEDERATION in this process, with the training code of the nodes, for the same bundle bytes.
+
+    \b
+    Examples:
+      fedelmy-launch simulate federation.toml
+      fedelmy-launch simulate federation.toml --data digits --indices north=parts/north.json
+    """
+    from fedelmy_node.domain.events import Event
+    from fedelmy_node.domain.names import run_id
+
+    from fedelmy_launcher.federation_file import load_federation
+    from fedelmy_launcher.following import show_result
+    from fedelmy_launcher.plans import compile_plan, new_run_id
+    from fedelmy_launcher.progress import RunProgress
+    from fedelmy_launcher.screen import open_screen
+    from fedelmy_launcher.simulate import Simulation, data_of
+
+    described = _with_data(load_federation(federation), data, indices)
+    specs = data_of(described)
+    plan = compile_plan(described, run_id(run_name) if run_name else new_run_id(described))
+    progress = RunProgress(plan)
+    with ExitStack() as stack:
+        directory = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedelmy-")))
+        screen = stack.enter_context(open_screen(progress, as_json=as_json))
+
+        def tell(event: Event) -> None:
+            progress.add(event)
+            screen.event(event)
+
+        Simulation(plan, specs, directory.absolute(), tell).run()
+    return show_result(progress, as_json=as_json)
+
+
+def _with_data(federation: Federation, data: tuple[str, ...], indices: tuple[str, ...]) -> Federation:
+    """The flags put into the federation's members."""
+    members = {member.name: member for member in federation.members}
+    for text in data:
+        name, separator, source = text.partition("=")
+        named = separator and ":" not in name
+        for site in [name] if named else list(members):
+            members[_known(site, members)] = replace(members[_known(site, members)], data=source if named else text)
+    for text in indices:
+        name, separator, path = text.partition("=")
+        if not separator:
+            raise DataError("E-DATA-INDICES", f"{text!r} is not SITE=FILE", hint="Write --indices north=north.json.")
+        members[_known(name, members)] = replace(members[_known(name, members)], indices=str(Path(path).absolute()))
+    return replace(federation, members=tuple(members.values()))
+
+
+def _known(name: str, members: dict[str, object]) -> str:
+    if name not in members:
+        raise ConfigError("E-CONFIG-VALUE", f"the federation has no site {name!r}", hint=f"Sites: {', '.join(members)}.")
+    return name

@@ -1,0 +1,93 @@
+"""federation.toml: read, validated, and turned into a `Federation`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from fedelmy_node.config.decode import decode, read_toml
+from fedelmy_node.domain.federation import (
+    Federation,
+    Member,
+    ModelSpec,
+    Recipe,
+    Setting,
+    StrategySpec,
+    Task,
+    Training,
+)
+from fedelmy_node.errors import ConfigError, FedelmyError
+from fedelmy_node.training.models import check_model
+from fedelmy_node.training.strategies import settings_for
+
+from fedelmy_launcher.topologies import check_topology
+
+__all__ = ["load_federation"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _FederationTable:
+    """`[federation]`."""
+
+    name: str
+    """For people, and the beginning of the run ids."""
+    topology: str = "chain"
+    """How the steps are wired."""
+    order: Literal["listed", "random"] = "listed"
+    """listed: as the [[sites]] follow each other; random: drawn from the seed."""
+    deliver: Literal["all", "last"] = "all"
+    """Who receives the result."""
+    seed: int = 0
+    """Of every random number of the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _File:
+    federation: _FederationTable
+    sites: tuple[Member, ...]
+    task: Task
+    model: ModelSpec
+    training: Training
+    strategy: Mapping[str, Setting]
+
+
+def load_federation(path: Path) -> Federation:
+    """The federation that a file describes; every mistake is named with its place."""
+    try:
+        return _federation(decode(_File, {"strategy": {"name": "fedelmy"}} | read_toml(path)), path)
+    except FedelmyError as error:
+        if str(path) in error.message:
+            raise
+        raise type(error)(error.code, f"{path}: {error.message}", hint=error.hint) from error
+
+
+def _federation(file: _File, path: Path) -> Federation:
+    settings = dict(file.strategy)
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError("E-CONFIG-VALUE", "strategy.name must be a text", hint='Add name = "fedelmy" to [strategy].')
+    recipe = Recipe(
+        seed=file.federation.seed,
+        task=file.task,
+        model=file.model,
+        training=file.training,
+        strategy=StrategySpec(name=name, settings=settings),
+    )
+    check_model(recipe.model.name)
+    settings_for(recipe.strategy)
+    check_topology(file.federation.topology)
+    return Federation(
+        name=file.federation.name,
+        topology=file.federation.topology,
+        order=file.federation.order,
+        deliver=file.federation.deliver,
+        members=tuple(_beside(member, path.absolute().parent) for member in file.sites),
+        recipe=recipe,
+    )
+
+
+def _beside(member: Member, directory: Path) -> Member:
+    """A relative indices file is looked for beside the federation file."""
+    return replace(member, indices=str(directory / member.indices)) if member.indices else member

@@ -1,0 +1,53 @@
+"""Following a run to its end: events into progress, progress onto a screen, and the result out of it."""
+
+from __future__ import annotations
+
+import click
+from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.domain.events import RunState
+from fedelmy_node.errors import RunError
+from rich.console import Console
+
+from fedelmy_launcher.control import Lost, Sites, follow
+from fedelmy_launcher.progress import RunProgress
+from fedelmy_launcher.screen import Screen, bytes_text, percent, site_table
+
+__all__ = ["follow_run", "show_result"]
+
+
+def follow_run(sites: Sites, progress: RunProgress, screen: Screen) -> None:
+    """Return when the run is done at every site; raise when it failed or was cancelled at one."""
+    lost: dict[str, str] = {}
+    for item in follow(sites, progress.plan):
+        if isinstance(item, Lost):
+            if lost.get(item.site) != item.error.code:
+                lost[item.site] = item.error.code
+                screen.note(f"{item.site} does not answer ({item.error.code}); still trying")
+            continue
+        lost.pop(item.site, None)
+        progress.add(item)
+        screen.event(item)
+        state = progress.sites[item.site].state
+        if state == RunState.FAILED:
+            raise RunError(
+                "E-RUN-FAILED",
+                f"run {progress.plan.run} failed at {item.site}: {progress.sites[item.site].problem}",
+                hint=f"Correct the cause at {item.site}, then go on with --run {progress.plan.run}.",
+            )
+        if state == RunState.CANCELLED:
+            raise RunError("E-RUN-CANCELLED", f"run {progress.plan.run} was cancelled")
+
+
+def show_result(progress: RunProgress, *, as_json: bool) -> int:
+    """The result, for people or as the last line of JSON; the exit code says whether it is one."""
+    result = progress.result()
+    if as_json:
+        emit_json(result)
+        return 0
+    Console().print(site_table(progress, f"run {progress.plan.run}"))
+    click.echo(f"accuracy      {percent(result['accuracy'])} of {result['samples']} test samples of all sites")
+    click.echo(f"model         {bytes_text(result['bundle_bytes'])}, sha256 {result['bundle_sha256']}")
+    click.echo(f"bytes sent    {bytes_text(result['bytes_sent'])} between sites, {bytes_text(result['bytes_delivered'])}"
+               " to deliver the result")  # fmt: skip
+    click.echo(f"time          {result['seconds']:.1f} s")
+    return 0

@@ -1,0 +1,161 @@
+"""Cut one data set into the parts of several sites: evenly, or with the label skew of the paper.
+
+For experiments and simulation; real sites have data of their own. What is drawn is written to one
+indices file per site, together with the method and the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedelmy_node.domain.names import site_name
+from fedelmy_node.errors import ConfigError, DataError
+from fedelmy_node.training.data import parse_source
+from fedelmy_node.training.data.indices import Indices, write_indices
+from fedelmy_node.training.data.raw import source_labels
+from fedelmy_node.training.seeds import derive
+
+__all__ = ["Method", "PAPER_ALPHA", "Partition", "partition", "write_partition"]
+
+Method = Literal["iid", "dirichlet"]
+PAPER_ALPHA: Final = 0.5
+"""The label skew of the paper's experiments; what `dirichlet` takes unless told otherwise."""
+_SMALLEST_PART: Final = 10
+"""Samples that every site gets at least, where there are enough for all."""
+_DRAWS: Final = 1000
+"""Attempts to draw a skewed partition; a second of work on the paper's data sets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """What `write_partition` wrote."""
+
+    paths: tuple[Path, ...]
+    """One file per site, in the order of the sites."""
+    classes: tuple[str, ...]
+    """Names of the source: the columns of `counts`."""
+    counts: tuple[tuple[int, ...], ...]
+    """Samples of every site (row) and class (column)."""
+
+
+def write_partition(
+    source_text: str,
+    sites: Sequence[str],
+    *,
+    method: Method,
+    alpha: float | None = None,
+    seed: int,
+    out_dir: Path,
+) -> Partition:
+    """Partition a source's pool and write `SITE.json` for every site into a directory."""
+    names = [site_name(name) for name in sites]
+    _require(len(set(names)) == len(names), "two sites have the same name")
+    classes, labels = source_labels(source_text)
+    parts = partition(labels, len(names), method=method, alpha=alpha, seed=seed)
+    _make_directory(out_dir)
+    paths = tuple(out_dir / f"{name}.json" for name in names)
+    for path, name, part in zip(paths, names, parts, strict=True):
+        indices = Indices(
+            source_kind=parse_source(source_text).kind,
+            samples=len(labels),
+            method=method,
+            seed=seed,
+            site=name,
+            indices=tuple(part.tolist()),
+            alpha=_alpha(method, alpha),
+            sites=len(names),
+        )
+        write_indices(path, indices)
+    counts = tuple(tuple(np.bincount(labels[part], minlength=len(classes)).tolist()) for part in parts)
+    return Partition(paths=paths, classes=classes, counts=counts)
+
+
+def partition(
+    labels: Sequence[int] | NDArray[np.int64],
+    sites: int,
+    *,
+    method: Method,
+    alpha: float | None = None,
+    seed: int,
+) -> list[NDArray[np.int64]]:
+    """Every position of `labels` in exactly one of as many sorted parts as there are sites.
+
+    iid: random parts whose sizes differ by at most one. dirichlet: every class is shared out by
+    Dir(alpha); a small alpha gives every site few classes. Equal arguments give equal parts.
+    """
+    values = np.asarray(labels, np.int64)
+    skew = _alpha(method, alpha)
+    _require(sites >= 1, "a partition needs at least one site")
+    _require(len(values) >= sites, f"{len(values)} samples are too few for {sites} sites")
+    random = np.random.default_rng(derive(seed, "partition"))
+    parts = _iid(len(values), sites, random) if skew is None else _dirichlet(values, sites, skew, random)
+    return [np.sort(part) for part in parts]
+
+
+def _alpha(method: Method, alpha: float | None) -> float | None:
+    """The skew that applies: the paper's where none is given, and none for a method without it."""
+    _require(method in ("iid", "dirichlet"), f"unknown method {method!r}: choose iid or dirichlet")
+    _require(method == "dirichlet" or alpha is None, "alpha is a setting of dirichlet; iid has no skew")
+    _require(alpha is None or 0 < alpha <= 1e6, "alpha must be above 0 and at most a million")
+    return None if method == "iid" else alpha or PAPER_ALPHA
+
+
+def _iid(samples: int, sites: int, random: np.random.Generator) -> list[NDArray[np.int64]]:
+    return np.array_split(random.permutation(samples), sites)
+
+
+def _dirichlet(
+    labels: NDArray[np.int64], sites: int, alpha: float, random: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    smallest = min(_SMALLEST_PART, len(labels) // sites)
+    for _ in range(_DRAWS):
+        parts = _skewed_draw(labels, sites, alpha, random)
+        if min(len(part) for part in parts) >= smallest:
+            return parts
+    raise ConfigError(
+        "E-CONFIG-VALUE",
+        f"none of {_DRAWS} draws with alpha {alpha} gave each of {sites} sites at least {smallest} samples",
+        hint="Raise alpha, take fewer sites or more data, or try another seed.",
+    )
+
+
+def _skewed_draw(
+    labels: NDArray[np.int64], sites: int, alpha: float, random: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Class by class, shares from Dir(alpha); a site that holds its even share already gets no more.
+
+    A draw that gives all of a class to sites that are full is broken off; its parts are then too small.
+    """
+    parts: list[list[NDArray[np.int64]]] = [[] for _ in range(sites)]
+    sizes = np.zeros(sites, np.int64)
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        shares = random.dirichlet(np.full(sites, alpha)) * (sizes * sites < len(labels))
+        ends = np.cumsum(shares)
+        if not ends[-1] > 0:
+            return [np.empty(0, np.int64)] * sites
+        # Divided after summing up: a share of zero is then an empty piece, whatever is rounded.
+        cuts = (ends[:-1] / ends[-1] * len(members)).astype(np.int64)
+        for part, piece in zip(parts, np.split(members, cuts), strict=True):
+            part.append(piece)
+        sizes = np.array([sum(map(len, part)) for part in parts])
+    return [np.concatenate(part) for part in parts]
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "Choose another directory."
+        raise DataError("E-DATA-INDICES", f"{path} cannot be made: {error.strerror}", hint=hint) from error
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError("E-CONFIG-VALUE", message, hint="Correct the option named.")

@@ -1,0 +1,63 @@
+"""The plan compiler: a federation and a run id become a plan, and every site's slice of it is signed."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Mapping
+
+from fedelmy_node import CONTRACT
+from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.domain.federation import Federation
+from fedelmy_node.domain.names import RunId, SiteName, run_id
+from fedelmy_node.domain.plan import Neighbour, Plan
+from fedelmy_node.domain.reports import Signed
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.signing import Purpose, sign
+from fedelmy_node.training.seeds import derive
+
+from fedelmy_launcher.topologies import topology_for
+from fedelmy_launcher.topologies.delivery import delivery_steps
+
+__all__ = ["new_run_id", "compile_plan", "signed_slices", "signed_cancel"]
+
+
+def new_run_id(federation: Federation) -> RunId:
+    """Name, time and a little chance: readable, sorted by time, never the same twice."""
+    moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return run_id(f"{federation.name}-{moment}-{secrets.token_hex(2)}")
+
+
+def compile_plan(federation: Federation, run: RunId) -> Plan:
+    """The graph of a run; the same federation and run id always give the same plan."""
+    sites = [member.name for member in federation.members]
+    if federation.order == "random":
+        random.Random(derive(federation.recipe.seed, "order")).shuffle(sites)
+    training = topology_for(federation.topology).train_steps(sites)
+    return Plan(
+        contract=CONTRACT,
+        run=run,
+        federation=federation.name,
+        recipe=federation.recipe,
+        sites=tuple(Neighbour(site=member.name, address=member.address) for member in federation.members),
+        steps=training + delivery_steps(training, federation.deliver),
+    )
+
+
+def signed_slices(plan: Plan, identity: Identity | None) -> Mapping[SiteName, Signed]:
+    """What each site is sent: its own slice, signed by the operator (unsigned between --insecure nodes)."""
+    sites = dict.fromkeys(step.site for step in plan.steps)
+    return {site: _signed(canonical_json(plan.slice_for(site)), identity, Purpose.PLAN) for site in sites}
+
+
+def signed_cancel(run: RunId, reason: str, identity: Identity | None) -> Signed:
+    """The operator's word that a run has ended; any neighbour may carry it on."""
+    return _signed(canonical_json({"run": run, "reason": reason}), identity, Purpose.CANCEL)
+
+
+def _signed(payload: bytes, identity: Identity | None, purpose: Purpose) -> Signed:
+    if identity is None:
+        return Signed(payload=payload)
+    signature = sign(identity, payload, purpose=purpose)
+    return Signed(payload=payload, signature=signature.value, certificate=signature.certificate_pem)

@@ -1,0 +1,171 @@
+"""How a run is shown: a live table in a terminal, plain lines in a pipe, one JSON object per line for machines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.config.decode import encode
+from fedelmy_node.domain.events import Event, EventKind
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fedelmy_launcher.progress import RunProgress, SiteProgress
+
+__all__ = ["Screen", "open_screen", "site_table", "bytes_text", "percent"]
+
+_STYLES = {"done": "green", "failed": "bold red", "cancelled": "yellow", "running": "cyan"}
+
+
+class Screen(Protocol):
+    """Where progress goes."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def note(self, text: str) -> None:
+        """One line of news that belongs to no event."""
+
+    def event(self, event: Event) -> None:
+        """An event was taken into the progress."""
+
+
+def open_screen(progress: RunProgress, *, as_json: bool) -> Screen:
+    """The screen that fits where the output goes."""
+    if as_json:
+        return _JsonLines()
+    console = Console(stderr=False)
+    return _LiveTable(progress, console) if console.is_terminal and not console.is_dumb_terminal else _PlainLines()
+
+
+class _LiveTable:
+    def __init__(self, progress: RunProgress, console: Console) -> None:
+        self._progress = progress
+        self._notes: list[str] = []
+        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._render, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def note(self, text: str) -> None:
+        self._notes = [*self._notes[-2:], text]
+
+    def event(self, event: Event) -> None:
+        pass  # the table is drawn from the progress at its own pace
+
+    def _render(self) -> Group:
+        title = f"run {self._progress.plan.run}   {self._progress.seconds:.0f} s"
+        return Group(site_table(self._progress, title), *(Text(note, style="dim") for note in self._notes))
+
+
+class _PlainLines:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)  # noqa: T201 - this is the screen
+
+    def event(self, event: Event) -> None:
+        line = _line(event)
+        if line:
+            print(f"{event.site:<12} {line}", flush=True)  # noqa: T201 - this is the screen
+
+
+class _JsonLines:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        emit_json({"note": text})
+
+    def event(self, event: Event) -> None:
+        emit_json({"event": encode(event)})
+
+
+def _line(event: Event) -> str | None:
+    """One line for an event that a reader of a log wants; epochs are left to the tables."""
+    data: Mapping[str, Any] = event.data
+    match event.kind:
+        case EventKind.RUN:
+            return f"run {data['state']}" + (f" ({data['code']}: {data['message']})" if data.get("code") else "")
+        case EventKind.STEP if data["state"] in ("running", "failed"):
+            return f"{event.step} {data['state']}" + (f": {data['message']}" if data.get("message") else "")
+        case EventKind.STEP if data["state"] == "done" and "accuracy" in data.get("result", {}):
+            result = data["result"]
+            return f"{event.step} done: accuracy {percent(result['accuracy'])} of {result['samples']} samples"
+        case EventKind.MEMBER:
+            accuracy = f", validation {percent(data['accuracy'])}" if data.get("accuracy") is not None else ""
+            return f"pool member {data['member']}/{data['members']} done, epoch {data['epoch']} kept{accuracy}"
+        case EventKind.SENT:
+            return f"sent {bytes_text(data['bytes'])} to {data['peer']} in {data['seconds']:.2f} s"
+        case EventKind.RETRY:
+            return f"hand-over to {data['peer']} failed ({data['code']}), next try in {data['wait_seconds']} s"
+        case EventKind.WARNING:
+            return f"warning {data['code']}: {data['message']}"
+        case _:
+            return None
+
+
+def site_table(progress: RunProgress, title: str) -> Table:
+    """One line per site."""
+    table = Table(title=title, title_justify="left", header_style="bold", expand=False)
+    for name in ("site", "state", "pool", "epoch", "loss", "val. acc.", "sent", "test acc."):
+        table.add_column(name, justify="left" if name in ("site", "state") else "right", no_wrap=True)
+    for site in progress.sites.values():
+        table.add_row(*_cells(site))
+        if site.problem:
+            table.add_row("", Text(site.problem, style="yellow"))
+    return table
+
+
+def _cells(site: SiteProgress) -> list[str | Text]:
+    state = site.doing if site.state == "running" and site.doing else site.state
+    if site.moving:
+        state = f"{state} {site.moving}"
+    pool = f"{site.member}/{site.members}" if site.members else ""
+    return [
+        site.site,
+        Text(state, style=_STYLES.get(site.state, "")),
+        pool,
+        f"{site.epoch}/{site.epochs}" if site.epochs else "",
+        f"{site.loss:.3f}" if site.loss is not None else "",
+        percent(site.validation),
+        bytes_text(site.sent) if site.sent else "",
+        percent(site.accuracy),
+    ]
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}%"
+
+
+def bytes_text(size: int) -> str:
+    """1.5 MB: decimal, as disks and networks are sold."""
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000 or unit == "GB":
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    raise AssertionError

@@ -1,0 +1,52 @@
+"""The topologies by name. A topology is one module with a function `train_steps`; it knows nothing of torch.
+
+It says which site trains when and on whose output; what follows is the same for all: the result is
+delivered and evaluated (`delivery`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, cast
+
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.plan import Step
+from fedelmy_node.errors import ConfigError
+
+__all__ = ["TopologyEntry", "TOPOLOGIES", "Topology", "check_topology", "topology_for"]
+
+
+class TopologyEntry(NamedTuple):
+    """One row of the registry."""
+
+    description: str
+    """One line for `--help` and the documentation."""
+    module: str
+
+
+_HERE: Final = "fedelmy_launcher.topologies"
+TOPOLOGIES: Final[Mapping[str, TopologyEntry]] = {
+    "chain": TopologyEntry("every site trains once, each on the output of the one before it", f"{_HERE}.chain"),
+}
+
+
+class Topology(Protocol):
+    """What a topology's module has."""
+
+    def train_steps(self, sites: Sequence[SiteName]) -> tuple[Step, ...]:
+        """The steps that train, inputs before outputs; the last one's output is the result."""
+
+
+def check_topology(name: str) -> None:
+    """Refuse an unknown name with a suggestion."""
+    if name not in TOPOLOGIES:
+        close = difflib.get_close_matches(name, TOPOLOGIES, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Topologies: {', '.join(TOPOLOGIES)}."
+        raise ConfigError("E-CONFIG-TOPOLOGY", f"there is no topology {name!r}", hint=hint)
+
+
+def topology_for(name: str) -> Topology:
+    check_topology(name)
+    return cast(Topology, importlib.import_module(TOPOLOGIES[name].module))

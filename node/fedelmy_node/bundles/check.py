@@ -1,0 +1,48 @@
+"""Whether a bundle may be used: well-formed, of the agreed shape, finite. Done before a receipt is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from fedelmy_node.bundles.finite import find_nonfinite
+from fedelmy_node.bundles.header import Header, read_header
+from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.errors import BundleError
+
+__all__ = ["check_bundle", "check_manifest"]
+
+_NAMED: Final = 3
+"""How many differing tensors a message names."""
+
+
+def check_bundle(path: Path, manifest: Sequence[TensorInfo]) -> Header:
+    """Raise unless the file is a bundle with exactly these tensors and no NaN or infinity in them."""
+    header = read_header(path)
+    check_manifest(header.manifest, manifest)
+    bad = find_nonfinite(path, header)
+    if bad is not None:
+        raise BundleError("E-BUNDLE-NONFINITE", f"tensor {bad!r} has values that are not finite")
+    return header
+
+
+def check_manifest(found: Sequence[TensorInfo], expected: Sequence[TensorInfo]) -> None:
+    """Raise E-BUNDLE-MANIFEST, naming the first tensors that differ, unless both have the same tensors."""
+    here = {tensor.name: tensor for tensor in found}
+    wanted = {tensor.name: tensor for tensor in expected}
+    if len(here) != len(found):
+        raise BundleError("E-BUNDLE-MANIFEST", "the weights name a tensor twice")
+    differing = sorted(name for name in here.keys() | wanted.keys() if here.get(name) != wanted.get(name))
+    if not differing:
+        return
+    named = "; ".join(
+        f"{name}: {_describe(here.get(name))} instead of {_describe(wanted.get(name))}"
+        for name in differing[:_NAMED]
+    )
+    more = f"; and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+    raise BundleError("E-BUNDLE-MANIFEST", f"the weights are of another model: {named}{more}")
+
+
+def _describe(tensor: TensorInfo | None) -> str:
+    return "nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"

@@ -1,0 +1,16 @@
+"""How large a bundle of given tensors is, without having it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fedelmy_node.bundles.header import ITEM_BYTES
+from fedelmy_node.bundles.manifest import TensorInfo
+
+__all__ = ["tensor_bytes"]
+
+
+def tensor_bytes(manifest: Iterable[TensorInfo]) -> int:
+    """The bytes of the values alone; the file has its header before them."""
+    return sum(math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype] for tensor in manifest)

@@ -1,0 +1,105 @@
+"""What all commands of node and launcher share: lazy loading, and errors as people should see them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import click
+
+from fedelmy_node import __version__
+from fedelmy_node.errors import EXIT_DETACHED, FedelmyError
+
+__all__ = ["LazyGroup", "run", "emit_json", "configure_logging"]
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called; their one-line help is kept here."""
+
+    def __init__(self, name: str, help: str, commands: Mapping[str, tuple[str, str]]) -> None:
+        super().__init__(name=name, help=help, context_settings={"help_option_names": ["-h", "--help"]})
+        self._lazy = commands
+        click.version_option(__version__, prog_name=name)(self)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._lazy:
+            return None
+        module, _, attribute = self._lazy[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
+
+
+def run(group: click.Group) -> NoReturn:
+    """Run a command; an error of ours becomes its code, its sentence and its advice, and its exit code."""
+    try:
+        code = group.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except FedelmyError as error:
+        _complain(error)
+        sys.exit(error.exit_code)
+    except click.exceptions.Abort:
+        sys.exit(EXIT_DETACHED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output went away; Python must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _complain(error: FedelmyError) -> None:
+    if "--json" in sys.argv:
+        emit_json({"error": {"code": error.code, "message": error.message, "hint": error.hint}})
+    click.echo(f"{click.style('error', fg='red', bold=True)} {error.code}: {error.message}", err=True)
+    click.echo(f"  {error.hint}", err=True)
+
+
+def emit_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on one line of the standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def configure_logging(style: str, context: Mapping[str, str], level: int = logging.INFO) -> None:
+    """Log to the standard error, one line per record, as text or as JSON; `context` is on every line."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonFormatter(context) if style == "json" else _TextFormatter(context))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+class _TextFormatter(logging.Formatter):
+    def __init__(self, context: Mapping[str, str]) -> None:
+        prefix = " ".join(context.values())
+        super().__init__(f"%(asctime)s %(levelname)-7s {prefix} %(message)s".replace("  ", " "))
+
+
+class _JsonFormatter(logging.Formatter):
+    def __init__(self, context: Mapping[str, str]) -> None:
+        super().__init__()
+        self._context = dict(context)
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            **self._context,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        return json.dumps(entry, ensure_ascii=False)

@@ -1,0 +1,143 @@
+"""`fedelmy-node identity`: this site's key, its request, and the certificate that comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedelmy_node.config.site import default_state
+
+__all__ = ["identity"]
+
+_state = click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=default_state,
+    envvar="FEDELMY_STATE",
+    show_default="~/.local/state/fedelmy",
+    show_envvar=True,
+    help="The site's state directory.",
+)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+@click.group()
+def identity() -> None:
+    """This site's key and certificate.
+
+    \b
+    Examples:
+      fedelmy-node identity init --site north
+      fedelmy-node identity install north.site.pem
+      fedelmy-node identity show
+    """
+
+
+@identity.command("init")
+@click.option("--site", help="The site's name: lower-case letters, digits and hyphens.")
+@click.option("--operator", help="Instead of --site: the name of another operator.")
+@_state
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the request here, to send it."
+)
+@_as_json
+def init(site: str | None, operator: str | None, state: Path, out: Path | None, as_json: bool) -> None:
+    """Make this site's key, and a request for its certificate. The key never leaves this machine.
+
+    \b
+    Examples:
+      fedelmy-node identity init --site north
+      fedelmy-node identity init --site north --state /var/lib/fedelmy --out north.csr
+    """
+    from fedelmy_node.identity import keystore
+    from fedelmy_node.identity.files import read_file, write_file
+    from fedelmy_node.store.layout import Layout
+
+    if (site is None) == (operator is None):
+        raise click.UsageError("Give either --site NAME or --operator NAME.")
+    directory = Layout(state).identity
+    keystore.init(directory, site or operator or "", "site" if site else "operator")
+    request = keystore.pending(directory)
+    if out is not None:
+        write_file(out, read_file(request.path), 0o644)
+    _show(_describe(request, out), _next_steps(request, out), as_json)
+
+
+@identity.command("show")
+@_state
+@_as_json
+def show(state: Path, as_json: bool) -> None:
+    """Print who this site is, its fingerprint, and until when its certificate is valid.
+
+    \b
+    Examples:
+      fedelmy-node identity show
+      fedelmy-node identity show --json
+    """
+    from fedelmy_node.identity import keystore
+    from fedelmy_node.store.layout import Layout
+
+    directory = Layout(state).identity
+    request = keystore.pending(directory)
+    if not keystore.is_installed(directory):
+        _show(_describe(request, None), _next_steps(request, None), as_json)
+        return
+    loaded = keystore.load(directory)
+    _show(
+        _describe(request, None) | {"not_after": loaded.not_after.isoformat()},
+        f"{loaded.subject}\nFingerprint {loaded.fingerprint}\n"
+        f"Valid until {loaded.not_after:%Y-%m-%d %H:%M} UTC",
+        as_json,
+    )
+
+
+@identity.command("install")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_state
+@_as_json
+def install(file: Path, state: Path, as_json: bool) -> None:
+    """Take in the certificate that the operator sent back; a running daemon uses it from then on.
+
+    \b
+    Examples:
+      fedelmy-node identity install north.site.pem
+    """
+    from fedelmy_node.identity import keystore
+    from fedelmy_node.store.layout import Layout
+
+    installed = keystore.install(Layout(state).identity, file)
+    _show(
+        {
+            "name": installed.subject.name,
+            "role": installed.subject.role,
+            "not_after": installed.not_after.isoformat(),
+        },
+        f"Installed for {installed.subject}, valid until {installed.not_after:%Y-%m-%d}.\n\n"
+        "Next: check with `fedelmy-node doctor --peer HOST:PORT`, then start `fedelmy-node serve`.",
+        as_json,
+    )
+
+
+def _describe(request: Any, out: Path | None) -> dict[str, str | None]:
+    return {
+        "name": request.subject.name,
+        "role": request.subject.role,
+        "fingerprint": request.fingerprint,
+        "request": str(out or request.path),
+        "not_after": None,
+    }
+
+
+def _next_steps(request: Any, out: Path | None) -> str:
+    return (
+        f"{request.subject}\nFingerprint {request.fingerprint}\n\n"
+        f"Next: send {out or request.path} to the operator, and read the fingerprint out on the phone;\n"
+        "      then run `fedelmy-node identity install FILE` with the file that comes back."
+    )
+
+
+def _show(values: dict[str, str | None], text: str, as_json: bool) -> None:
+    click.echo(json.dumps(values) if as_json else text)

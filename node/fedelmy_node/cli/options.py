@@ -1,0 +1,31 @@
+"""Options that several commands of a node have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fedelmy_node.config.site import default_state
+
+__all__ = ["state_option", "json_option"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def state_option(function: F) -> F:
+    return click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        envvar="FEDELMY_STATE",
+        default=default_state,
+        show_default="~/.local/state/fedelmy",
+        show_envvar=True,
+        help="The site's state directory.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(function)

@@ -1,0 +1,82 @@
+"""`fedelmy-node serve`: the daemon in the foreground; systemd, a container or a terminal keeps it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from fedelmy_node.cli.frame import configure_logging
+from fedelmy_node.cli.options import state_option
+
+__all__ = ["serve"]
+
+
+@click.command(short_help="Run the node.")
+@click.option("--peer", "peers", multiple=True, metavar="[SITE=]HOST:PORT", envvar="FEDELMY_PEER", show_envvar=True,
+              help="A site that this one agrees to send to, and where. Repeatable.")
+@click.option("--data", metavar="KIND[:PATH]", envvar="FEDELMY_DATA", show_envvar=True,
+              help="This site's data, such as imagefolder:/data/xray or digits.")
+@click.option("--indices", type=click.Path(path_type=Path), envvar="FEDELMY_INDICES",
+              help="Take only the samples that this file names (see fedelmy-launch partition).")
+@click.option("--listen", metavar="HOST:PORT", envvar="FEDELMY_LISTEN", show_envvar=True,
+              help="Where to listen.  [default: 0.0.0.0:50051]")
+@click.option("--device", metavar="auto|cpu|cuda[:N]", envvar="FEDELMY_DEVICE", show_envvar=True,
+              help="What to train on.  [default: auto]")
+@state_option
+@click.option("--config", type=click.Path(path_type=Path), envvar="FEDELMY_CONFIG", show_envvar=True,
+              help="The site's settings.  [default: site.toml in the state directory, if it is there]")
+@click.option("--keep-pool", is_flag=True, default=None, help="Keep every pool member on disk, not only the mean.")
+@click.option("--insecure", is_flag=True, help="No TLS at all: for a trial on one machine, never across a network.")
+@click.option("--site", metavar="NAME", help="This site's name; needed only with --insecure.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", envvar="FEDELMY_LOG_FORMAT",
+              show_default=True, help="How to log.")
+def serve(
+    peers: tuple[str, ...], data: str | None, indices: Path | None, listen: str | None, device: str | None,
+    state: Path, config: Path | None, keep_pool: bool | None, insecure: bool, site: str | None, log_format: str,
+) -> None:  # fmt: skip
+    """Run the node of this site until it is stopped.
+
+    Flags go before environment variables, these before site.toml. The first SIGTERM or Ctrl-C ends the
+    node in good order, a second one at once.
+
+    \b
+    Examples:
+      fedelmy-node serve --peer south.example:50051
+      fedelmy-node serve --peer south=10.0.0.7:50051 --data imagefolder:/data/xray --device cuda:0
+    """
+    from fedelmy_node.config.site import Given, load_site_config
+    from fedelmy_node.daemon.node import Node
+
+    configure_logging(log_format, {})
+    given = Given(
+        state=state, config=config, site=site, listen=listen, peers=peers, data=data, indices=indices,
+        device=device, keep_pool=keep_pool, insecure=insecure,
+    )  # fmt: skip
+    node = Node(load_site_config(given))
+    configure_logging(log_format, {"site": node.site})
+    if insecure:
+        logging.getLogger(__name__).warning(
+            "no TLS: anybody who reaches %s can pose as any site or operator", node.address
+        )
+    _stop_on_signals(node.stop)
+    node.serve()
+
+
+def _stop_on_signals(stop: object) -> None:
+    assert callable(stop)
+    stopping = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        if stopping:
+            os._exit(128 + number)
+        stopping = True
+        stop()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)

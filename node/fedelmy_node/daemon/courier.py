@@ -1,0 +1,138 @@
+"""The sending end of an edge: bring one bundle to the next site, however long that takes."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from fedelmy_node.domain.plan import Edge
+from fedelmy_node.domain.transfer import Parcel, Receipt
+from fedelmy_node.errors import (
+    BundleError,
+    ConsentError,
+    FedelmyError,
+    PeerError,
+    RunError,
+    TransferError,
+)
+
+__all__ = ["Courier", "Carrier", "Moved", "Retrying", "Delivered", "Refused", "News"]
+
+logger = logging.getLogger(__name__)
+
+_FIRST_WAIT_SECONDS: Final = 0.5
+_LONGEST_WAIT_SECONDS: Final = 60.0
+_NEWS_SECONDS: Final = 1.0
+"""Progress is told at most this often."""
+_FINAL_CODES: Final = frozenset({"E-PEER-CONTRACT", "E-TRANSFER-SIZE", "E-TRANSFER-CONFLICT"})
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """So many bytes of the bundle are on their way."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retrying:
+    """It did not work, and will be tried again."""
+
+    error: FedelmyError
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The receiver has it: verified, synced and journaled."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The receiver will never take it."""
+
+    error: FedelmyError
+
+
+News = Moved | Retrying | Delivered | Refused
+
+
+class Carrier(Protocol):
+    """A connection to the receiver, as far as a courier needs it."""
+
+    def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt: ...
+
+
+class Courier:
+    """One edge's hand-over, on a thread of its own; `tell` is called on that thread."""
+
+    def __init__(
+        self,
+        edge: Edge,
+        parcel: Parcel,
+        connect: Callable[[], Carrier],
+        disconnect: Callable[[Carrier], None],
+        tell: Callable[[News], None],
+    ) -> None:
+        self.edge = edge
+        self._parcel = parcel
+        self._connect = connect
+        self._disconnect = disconnect
+        self._tell = tell
+        self._stopped = threading.Event()
+        self._told_at = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"courier {edge.id}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give up at the next pause; nothing more is told."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        wait = _FIRST_WAIT_SECONDS
+        while not self._stopped.is_set():
+            begun = time.monotonic()
+            error = self._attempt()
+            if self._stopped.is_set():
+                return
+            if error is None:
+                self._tell(Delivered(time.monotonic() - begun))
+                return
+            if _is_final(error):
+                self._tell(Refused(error))
+                return
+            pause = wait * random.uniform(0.75, 1.25)
+            self._tell(Retrying(error, round(pause, 1)))
+            self._stopped.wait(pause)
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+    def _attempt(self) -> FedelmyError | None:
+        carrier: Carrier | None = None
+        try:
+            carrier = self._connect()
+            carrier.deliver(self._parcel, self._moved)
+        except FedelmyError as error:
+            if carrier is not None:
+                self._disconnect(carrier)
+            return error
+        return None
+
+    def _moved(self, size: int) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= _NEWS_SECONDS and not self._stopped.is_set():
+            self._told_at = now
+            self._tell(Moved(size))
+
+
+def _is_final(error: FedelmyError) -> bool:
+    """Whether trying again can never help; everything else may pass, be it an outage of days."""
+    if isinstance(error, ConsentError | BundleError | RunError):
+        return True
+    return isinstance(error, PeerError | TransferError) and error.code in _FINAL_CODES

@@ -1,0 +1,113 @@
+"""The device of a site: one active step at a time, the others in a queue, and at most one trainer warming up."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fedelmy_node.daemon.trainers import Message, Progress, Trainer
+from fedelmy_node.domain.names import RunId, StepId
+from fedelmy_node.domain.plan import Step
+from fedelmy_node.training.job import Job
+
+__all__ = ["Assignment", "Device"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """A step as a trainer is given it."""
+
+    run: RunId
+    step: Step
+    job: Job
+    directory: Path
+    """Where the step's files go."""
+
+    @property
+    def key(self) -> tuple[RunId, StepId]:
+        return self.run, self.step.id
+
+
+class Device:
+    """All methods run on the executor's thread; `said` is called there, too, by way of `post`."""
+
+    def __init__(
+        self, post: Callable[[Callable[[], None]], None], said: Callable[[Assignment, Message], None]
+    ) -> None:
+        self._post = post
+        self._said = said
+        self._queue: deque[tuple[Assignment, tuple[Path, ...]]] = deque()
+        self._active: tuple[Assignment, Trainer] | None = None
+        self._warm: tuple[Assignment, Trainer] | None = None
+
+    @property
+    def active(self) -> Assignment | None:
+        return self._active[0] if self._active else None
+
+    @property
+    def waiting(self) -> tuple[Assignment, ...]:
+        return tuple(assignment for assignment, _ in self._queue)
+
+    def submit(self, assignment: Assignment, inputs: tuple[Path, ...]) -> None:
+        """Put a step whose inputs are there into the queue."""
+        self._queue.append((assignment, inputs))
+
+    def begin_next(self) -> tuple[Assignment, tuple[Path, ...]] | None:
+        """Take the next step from the queue if the device is free; `go` lets it begin."""
+        if self._active is not None or not self._queue:
+            return None
+        return self._queue.popleft()
+
+    def go(self, assignment: Assignment, inputs: tuple[Path, ...]) -> None:
+        """Have the step computed, by the trainer that was warmed up for it if there is one."""
+        if self._warm is not None and self._warm[0].key == assignment.key:
+            self._active, self._warm = self._warm, None
+        else:
+            self._active = assignment, self._start(assignment)
+        self._active[1].go(inputs)
+
+    def warm_up(self, assignment: Assignment) -> None:
+        """Load what a step will need while its input is still being made elsewhere."""
+        known = {waiting.key for waiting in self.waiting} | ({self.active.key} if self.active else set())
+        if self._warm is None and assignment.key not in known:
+            self._warm = assignment, self._start(assignment)
+
+    def drop(self, run: RunId) -> None:
+        """Forget everything of a run."""
+        self._queue = deque(entry for entry in self._queue if entry[0].run != run)
+        if self._active and self._active[0].run == run:
+            self._active[1].stop()
+            self._active = None
+        if self._warm and self._warm[0].run == run:
+            self._warm[1].stop()
+            self._warm = None
+
+    def close(self, grace_seconds: float) -> None:
+        """End every trainer and wait for it."""
+        trainers = [entry[1] for entry in (self._active, self._warm) if entry]
+        for trainer in trainers:
+            trainer.stop()
+        for trainer in trainers:
+            trainer.join(grace_seconds)
+
+    def _start(self, assignment: Assignment) -> Trainer:
+        def tell(message: Message) -> None:
+            self._post(partial(self._heard, assignment, trainer, message))
+
+        trainer = Trainer(assignment.job, assignment.directory, tell)
+        return trainer
+
+    def _heard(self, assignment: Assignment, trainer: Trainer, message: Message) -> None:
+        if self._active is not None and self._active[1] is trainer:
+            if not isinstance(message, Progress):
+                self._active = None
+            self._said(assignment, message)
+        elif self._warm is not None and self._warm[1] is trainer:
+            if isinstance(message, Progress):
+                self._said(assignment, message)
+            else:
+                # It could not even load. The step itself will say so when its turn comes.
+                self._warm = None

@@ -1,0 +1,239 @@
+"""The node of a site: assembled, served, and shut down here; also what its services answer.
+
+Life cycle: `Node(config)` checks and locks without listening; `serve()` returns when `stop()` was called and
+everything has ended. `stop()` may be called twice, from any thread or signal handler.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from fedelmy_node import CONTRACT, __version__
+from fedelmy_node.bundles.size import tensor_bytes
+from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.config.site import SiteConfig
+from fedelmy_node.daemon.executor import Executor
+from fedelmy_node.daemon.inbox import Inbox
+from fedelmy_node.daemon.peers import Peers
+from fedelmy_node.daemon.preparation import Preparation, check_operator, read_cancel
+from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.names import EdgeId, RunId, SiteName
+from fedelmy_node.domain.reports import (
+    EdgeReport,
+    Health,
+    NodeDescription,
+    ResultModel,
+    RunReport,
+    RunSummary,
+    Signed,
+    StepReport,
+)
+from fedelmy_node.domain.transfer import Block, Offer, Receipt
+from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, RunError
+from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.signing import Purpose
+from fedelmy_node.rpc.endpoint import Endpoint, LocalEndpoint
+from fedelmy_node.store.journal import EventStream, Journal
+from fedelmy_node.store.layout import Layout, StateLock
+from fedelmy_node.training.data import parse_source
+
+__all__ = ["Node"]
+
+logger = logging.getLogger(__name__)
+_DESCRIBED_RUNS: Final = 100
+
+
+class Node:
+    """Answers the four services and owns everything behind them."""
+
+    def __init__(self, config: SiteConfig) -> None:
+        self._config = config
+        self._layout = Layout(config.state)
+        self._identity = None if config.insecure else LiveIdentity(self._layout.identity)
+        self.site = _site(config, self._identity)
+        if config.data is not None:
+            parse_source(config.data)
+        self._layout.create()
+        self._lock = StateLock(self._layout)
+        self._stopping = threading.Event()
+        # Bound before the journal is opened: a port in use must leave nothing behind.
+        self._endpoint = Endpoint(config.listen, self._identity)
+        self.address = self._endpoint.address
+        self._journal = Journal(self._layout.journal, self.site)
+        peers = Peers(config, self.site, self._identity)
+        self._peers = peers
+        self._executor = Executor(config, self._layout, self._journal, peers)
+        self._inbox = Inbox(self._journal, self._layout, self._executor.received)
+        self._preparation = Preparation(config, self._layout, self.site, self._journal, peers, self._identity)
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Answer until `stop`; then let calls end, end the trainers, and return."""
+        local = LocalEndpoint(self._layout.socket, self)
+        self._executor.open()
+        self._endpoint.open(self, self, self)
+        logger.info("site %s listens on %s, state in %s", self.site, self.address, self._layout.root)
+        self._stopping.wait()
+        logger.info("site %s shuts down", self.site)
+        self._endpoint.close()
+        local.close()
+        self._executor.close()
+        self._peers.close()
+        self._journal.close()
+        self._lock.release()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    # --- what operators ask -------------------------------------------------------------------------------
+
+    def describe(self) -> NodeDescription:
+        return NodeDescription(
+            site=self.site,
+            version=__version__,
+            contracts=(CONTRACT,),
+            torch=_version_of("torch"),
+            platform=f"{platform.machine()} python {platform.python_version()}",
+            device=self._config.device,
+            data=parse_source(self._config.data).kind if self._config.data else "",
+            peers=tuple(str(peer) for peer in self._config.peers),
+            free_bytes=self._layout.free_bytes(),
+            clock=time.time(),
+            runs=tuple(self._journal.runs()[:_DESCRIBED_RUNS]),
+        )
+
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
+        report = self._preparation.accept(signed, operator, check_only=check_only)
+        self._executor.prepared()
+        return report
+
+    def start(self, run: RunId) -> RunState:
+        return self._executor.start(run)
+
+    def watch(self, run: RunId, after: int) -> EventStream:
+        return self._journal.follow(run, after)
+
+    def cancel(self, signed: Signed) -> RunState:
+        check_operator(signed, self._identity, Purpose.CANCEL)
+        run, reason = read_cancel(signed.payload)
+        return self._executor.cancel(run, reason, signed)
+
+    def report(self, run: RunId) -> RunReport:
+        record = self._journal.run(run)
+        plan = record.slice
+        return RunReport(
+            run=run,
+            site=self.site,
+            state=record.state,
+            code=record.code,
+            message=record.message,
+            steps=tuple(
+                StepReport(
+                    step=step.id, kind=step.kind, state=known.state, sha256=known.sha256, bytes=known.bytes,
+                    result=known.result, started_at=known.started_at, ended_at=known.ended_at,
+                )
+                for step in plan.steps
+                for known in (record.steps[step.id],)
+            ),
+            edges=tuple(
+                EdgeReport(
+                    edge=edge.id, sender=edge.sender, receiver=edge.receiver, carries=edge.carries,
+                    state=known.state, bytes=known.bytes, sha256=known.sha256,
+                )
+                for edge in plan.edges_in + plan.edges_out
+                for known in (record.edges[edge.id],)
+            ),
+            last_event=self._journal.last_event(run),
+            parameters=int(record.prepared.report.get("parameters", 0)),
+            bundle_bytes=tensor_bytes(record.prepared.manifest),
+        )  # fmt: skip
+
+    # --- what neighbours tell and ask ---------------------------------------------------------------------
+
+    def announce(self, sender: SiteName, run: RunId, edge: EdgeId, eta_seconds: float) -> None:
+        plan = self._journal.run(run).slice
+        if not any(known.id == edge and known.sender == sender for known in plan.edges_in):
+            raise ConsentError("E-CONSENT-EDGE", f"the plan gives site {sender} no edge {edge!r} to this site")
+        self._executor.announced(run, edge, eta_seconds)
+
+    def state(self, asker: SiteName, run: RunId) -> RunReport:
+        if asker not in {neighbour.site for neighbour in self._journal.run(run).slice.neighbours}:
+            raise ConsentError("E-CONSENT-EDGE", f"site {asker} is no neighbour of this site in run {run}")
+        return self.report(run)
+
+    # --- how bundles come in ------------------------------------------------------------------------------
+
+    def begin(self, sender: SiteName, offer: Offer) -> int | Receipt:
+        return self._inbox.begin(sender, offer)
+
+    def receive(
+        self, sender: SiteName, run: RunId, edge: EdgeId, sha256: str, first: int, blocks: Iterator[Block]
+    ) -> Receipt:
+        return self._inbox.receive(sender, run, edge, sha256, first, blocks)
+
+    # --- what the administrator asks ----------------------------------------------------------------------
+
+    def health(self) -> Health:
+        problems = [] if self._executor.is_alive else ["the executor has stopped"]
+        active, waiting = self._executor.activity() if self._executor.is_alive else ("", ())
+        return Health(
+            serving=not problems and not self._stopping.is_set(),
+            site=self.site,
+            address=self.address,
+            process=os.getpid(),
+            active=active,
+            queue=waiting,
+            problems=tuple(problems),
+        )
+
+    def runs(self) -> list[RunSummary]:
+        return self._journal.runs()
+
+    def model(self, run: RunId | None) -> ResultModel:
+        """The result of a run, or of the newest run that has one here."""
+        candidates = [run] if run else [known.run for known in self._journal.runs()]
+        for candidate in candidates:
+            record = self._journal.run(candidate)
+            found = self._executor.result(record)
+            if found is not None:
+                step, path = found
+                return ResultModel(
+                    run=candidate, path=str(path), sha256=record.steps[step.id].sha256,
+                    bytes=record.steps[step.id].bytes, recipe=canonical_json(record.slice.recipe),
+                    data=self._config.data or "", indices=str(self._config.indices or ""),
+                    unreadable=self._config.unreadable,
+                )  # fmt: skip
+        if run is None:
+            raise RunError("E-RUN-UNKNOWN", "no run has a result at this site yet")
+        raise RunError("E-RUN-UNFINISHED", f"run {run} has no result at this site yet")
+
+
+def _site(config: SiteConfig, identity: LiveIdentity | None) -> SiteName:
+    """The certificate says who this site is; flag and file may only agree."""
+    if identity is None:
+        if config.site is None:
+            raise ConfigError(
+                "E-CONFIG-VALUE", "a node without a certificate needs a name", hint="Add --site NAME to --insecure."
+            )
+        return config.site
+    subject = identity().subject
+    if subject.role != "site":
+        raise IdentityError("E-IDENTITY-ROLE", f"a node needs the certificate of a site, this is {subject}'s")
+    if config.site not in (None, subject.name):
+        raise IdentityError("E-IDENTITY-SITE", f"site {config.site} is configured, the certificate says {subject.name}")
+    return subject.name
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,92 @@
+"""Every edge that begins at this site: one courier each, its news journaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from fedelmy_node.daemon.courier import Courier, Delivered, Moved, News, Refused, Retrying
+from fedelmy_node.daemon.peers import Peers
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.names import EdgeId, RunId
+from fedelmy_node.domain.plan import Edge
+from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
+from fedelmy_node.errors import FedelmyError
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.records import EdgeState, RunRecord
+
+__all__ = ["Outbox"]
+
+
+class Outbox:
+    """All methods run on the executor's thread; `sent` and `refused` are called there, by way of `post`."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        peers: Peers,
+        post: Callable[[Callable[[], None]], None],
+        sent: Callable[[RunId], None],
+        refused: Callable[[RunId, FedelmyError], None],
+    ) -> None:
+        self._journal = journal
+        self._peers = peers
+        self._post = post
+        self._sent = sent
+        self._refused = refused
+        self._couriers: dict[tuple[RunId, EdgeId], Courier] = {}
+
+    def send(self, record: RunRecord, edge: Edge, path: Path) -> None:
+        """Hand the output of the edge's source over; asking again while it is under way does nothing."""
+        run = record.slice.run
+        if (run, edge.id) in self._couriers:
+            return
+        source = record.steps[edge.source]
+        offer = Offer(
+            run=run, edge=edge.id, bytes=source.bytes, sha256=source.sha256, block_bytes=BLOCK_BYTES,
+            wire_dtype="float32", manifest=record.prepared.manifest,
+        )  # fmt: skip
+        self._journal.set_edge(run, edge.id, EdgeState.MOVING)
+        self._couriers[run, edge.id] = Courier(
+            edge,
+            Parcel(offer=offer, path=path),
+            connect=partial(self._peers.client, record.slice, edge.receiver),
+            disconnect=self._peers.drop,
+            tell=lambda news: self._post(partial(self._heard, edge, offer, news)),
+        )
+
+    def drop(self, run: RunId) -> None:
+        """Stop every hand-over of a run."""
+        for key in [key for key in self._couriers if key[0] == run]:
+            self._couriers.pop(key).stop()
+
+    def close(self) -> None:
+        for courier in self._couriers.values():
+            courier.stop()
+
+    def _heard(self, edge: Edge, offer: Offer, news: News) -> None:
+        run = offer.run
+        if (run, edge.id) not in self._couriers:
+            return
+        about = {"edge": edge.id, "peer": edge.receiver}
+        if isinstance(news, Moved):
+            data = {**about, "bytes": news.bytes, "total": offer.bytes}
+            self._journal.record(run, edge.source, EventKind.SENDING, data)
+        elif isinstance(news, Retrying):
+            data = {
+                **about, "code": news.error.code, "message": news.error.message, "wait_seconds": news.wait_seconds
+            }  # fmt: skip
+            self._journal.record(run, edge.source, EventKind.RETRY, data)
+        elif isinstance(news, Delivered):
+            del self._couriers[run, edge.id]
+            data = {
+                "peer": edge.receiver, "bytes": offer.bytes, "sha256": offer.sha256,
+                "seconds": round(news.seconds, 3), "carries": edge.carries,
+            }  # fmt: skip
+            self._journal.finish_edge(run, edge.source, edge.id, EventKind.SENT, data)
+            self._sent(run)
+        else:
+            assert isinstance(news, Refused)
+            del self._couriers[run, edge.id]
+            self._refused(run, news.error)

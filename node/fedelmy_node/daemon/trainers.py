@@ -1,0 +1,197 @@
+"""The trainer as the daemon sees it: a child process with a command pipe and an event pipe.
+
+The child is started with exec and given a job; it loads, says `ready`, and waits for `go`. It has no keys,
+no sockets and a bare environment, and it exits when its command pipe closes, so it cannot outlive the
+daemon by more than a moment. That moment is covered by a lock that the child inherits: a restarted daemon
+waits for it before it starts another trainer for the same step.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.errors import FedelmyError, InternalError, TrainingError, error_from_code
+from fedelmy_node.training.job import Job, Outcome
+
+__all__ = ["Trainer", "Progress", "Finished", "Failed", "Message", "run_job"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_LINE: Final = 64 << 20
+_INHERITED: Final = (
+    "PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
+    "CUDA_", "NVIDIA_", "LC_", "OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH_",
+)  # fmt: skip
+"""Names, or beginnings of names, of the environment variables that a trainer may see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The trainer reports an event."""
+
+    kind: EventKind
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The job is done."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job cannot be done, or the process died."""
+
+    error: FedelmyError
+    crashed: bool
+    """The process died without saying why: doing the same again may help."""
+
+
+Message = Progress | Finished | Failed
+
+
+class Trainer:
+    """One trainer process for one job. `tell` is called on the trainer's own thread, last with Finished or Failed."""
+
+    def __init__(self, job: Job, directory: Path, tell: Callable[[Message], None]) -> None:
+        self.job = job
+        self._directory = directory
+        self._tell = tell
+        self._guard = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._inputs: tuple[Path, ...] | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
+        self._thread.start()
+
+    def go(self, inputs: tuple[Path, ...]) -> None:
+        """The inputs are there: begin as soon as everything is loaded."""
+        with self._guard:
+            self._inputs = inputs
+            self._send_inputs()
+
+    def stop(self) -> None:
+        """End the process; nothing more is told."""
+        with self._guard:
+            self._stopped = True
+            if self._process is not None:
+                self._process.terminate()
+
+    def join(self, timeout_seconds: float) -> None:
+        """Wait for the end after `stop`; what is still there then is killed."""
+        self._thread.join(timeout_seconds)
+        with self._guard:
+            if self._process is not None and self._process.poll() is None:
+                self._process.kill()
+        self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        last: Message
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (self._directory / "trainer.lock").open("wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                last = self._talk(lock)
+        except OSError as error:
+            last = Failed(TrainingError("E-TRAINING-CRASH", f"the trainer cannot be started: {error}"), crashed=True)
+        except Exception:  # noqa: BLE001 - whoever waits for this job must hear of its end
+            logger.exception("fault while talking to a trainer")
+            last = Failed(InternalError("E-INTERNAL", "talking to the trainer failed; see the node's log"), crashed=False)
+        if not self._stopped:
+            self._tell(last)
+
+    def _talk(self, lock: IO[bytes]) -> Message:
+        """Start the process, pass its events on, and return how it ended."""
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb") as events, (self._directory / "trainer.log").open("ab") as log:
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "fedelmy_node.training.trainer", "--events-fd", str(writing)],
+                    stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(self.job),
+                    pass_fds=(writing, lock.fileno()), start_new_session=True,
+                )  # fmt: skip
+            finally:
+                os.close(writing)
+            with self._guard:
+                self._process = process
+                if self._stopped:
+                    process.kill()
+                self._write({"job": json.loads(canonical_json(self.job))})
+                self._send_inputs()
+            last: Message | None = None
+            while line := events.readline(_MAX_LINE):
+                last = _read(line)
+                if isinstance(last, Progress):
+                    self._tell(last)
+            assert process.stdin is not None
+            with self._guard:
+                process.stdin.close()
+            code = process.wait()
+        if isinstance(last, Finished | Failed):
+            return last
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        error = TrainingError("E-TRAINING-CRASH", f"the trainer {how}; its log: {self._directory / 'trainer.log'}")
+        return Failed(error, crashed=True)
+
+    def _send_inputs(self) -> None:
+        if self._process is not None and self._inputs is not None:
+            self._write({"go": {"inputs": [str(path) for path in self._inputs]}})
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            logger.debug("the trainer is gone; its exit is reported by its reader")
+
+
+def run_job(job: Job, directory: Path) -> Outcome:
+    """Have a trainer do a job that needs no inputs, and wait for it."""
+    ended = threading.Event()
+    messages: list[Message] = []
+
+    def tell(message: Message) -> None:
+        messages.append(message)
+        if not isinstance(message, Progress):
+            ended.set()
+
+    Trainer(job, directory, tell).go(())
+    ended.wait()
+    last = messages[-1]
+    if isinstance(last, Failed):
+        raise last.error
+    assert isinstance(last, Finished)
+    return last.outcome
+
+
+def _read(line: bytes) -> Message:
+    message = json.loads(line)
+    if "event" in message:
+        return Progress(EventKind(message["event"]), message["data"])
+    if "ready" in message:
+        return Progress(EventKind.READY, message["ready"])
+    if "done" in message:
+        return Finished(decode(Outcome, message["done"]))
+    problem = message["error"]
+    return Failed(error_from_code(problem["code"], problem["message"], problem.get("hint")), crashed=False)
+
+
+def _environment(job: Job) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
+    # Fixed before torch is loaded: the last bits of the result depend on the number of threads.
+    return kept | {"OMP_NUM_THREADS": str(job.recipe.training.threads), "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,76 @@
+"""The files of identities on disk: private, replaced whole or not at all, and small when read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from fedelmy_node.errors import IdentityError, StoreError
+
+__all__ = ["make_directory", "write_file", "read_file", "read_private"]
+
+_LIMIT_BYTES: Final = 64 * 1024
+"""No key, request or certificate is nearly as large; whoever passes a model by mistake is told so."""
+
+
+def make_directory(directory: Path, *, private: bool = True) -> None:
+    """Make a directory; a private one only this user may enter, even if it was there before."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if private:
+            directory.chmod(0o700)
+    except OSError as error:
+        raise StoreError("E-STORE-UNWRITABLE", f"{directory} cannot be made: {error.strerror}") from error
+
+
+def write_file(path: Path, data: bytes, mode: int) -> None:
+    """Write a file whole: after a crash the old one or the new one is there. It never has a looser mode."""
+    temporary = None
+    try:
+        # mkstemp makes it with mode 0600; the final mode comes after the content.
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise StoreError("E-STORE-UNWRITABLE", f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a small file that must exist."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise IdentityError("E-IDENTITY-FILE", f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > _LIMIT_BYTES:
+        raise IdentityError("E-IDENTITY-FILE", f"{path} is too large to be a key or certificate")
+    return data
+
+
+def read_private(path: Path) -> bytes:
+    """The bytes of a private key's file, which nobody but its owner may read."""
+    data = read_file(path)
+    if path.stat().st_mode & 0o077:
+        raise IdentityError(
+            "E-IDENTITY-FILE",
+            f"{path} can be read by other users",
+            hint=f"Run `chmod 600 {path}`; if others may have read it, make a new key and have it signed.",
+        )
+    return data
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,215 @@
+"""Domain objects to messages and back: the only module that knows both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from fedelmy_proto.v1 import admin_pb2, control_pb2, transfer_pb2
+
+from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
+from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
+from fedelmy_node.domain.plan import StepKind
+from fedelmy_node.domain.reports import (
+    EdgeReport,
+    Health,
+    NodeDescription,
+    ResultModel,
+    RunReport,
+    RunSummary,
+    Signed,
+    StepReport,
+)
+from fedelmy_node.domain.transfer import Offer, Receipt
+from fedelmy_node.errors import PeerError
+
+__all__ = [
+    "signed_to_pb", "signed_from_pb", "description_to_pb", "description_from_pb",
+    "event_to_pb", "event_from_pb", "report_to_pb", "report_from_pb", "offer_to_pb", "offer_from_pb",
+    "receipt_to_pb", "receipt_from_pb", "health_to_pb", "health_from_pb", "summaries_to_pb",
+    "summaries_from_pb", "model_to_pb", "model_from_pb", "read_object",
+]  # fmt: skip
+
+
+E = TypeVar("E", RunState, StepState, StepKind)
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """A JSON object from the other end."""
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise PeerError("E-PEER-PROTOCOL", "the answer holds a text that is not JSON") from error
+    if not isinstance(value, dict):
+        raise PeerError("E-PEER-PROTOCOL", "the answer holds JSON that is not an object")
+    return value
+
+
+def signed_to_pb(signed: Signed) -> control_pb2.Signed:
+    return control_pb2.Signed(
+        payload=signed.payload, signature=signed.signature, certificate=signed.certificate
+    )
+
+
+def signed_from_pb(message: control_pb2.Signed) -> Signed:
+    return Signed(payload=message.payload, signature=message.signature, certificate=message.certificate)
+
+
+def summaries_to_pb(runs: Iterable[RunSummary]) -> list[control_pb2.RunSummary]:
+    return [
+        control_pb2.RunSummary(run=r.run, state=r.state, federation=r.federation, changed_at=r.changed_at)
+        for r in runs
+    ]
+
+
+def summaries_from_pb(messages: Iterable[control_pb2.RunSummary]) -> tuple[RunSummary, ...]:
+    return tuple(
+        RunSummary(run=RunId(m.run), state=_state(m.state), federation=m.federation, changed_at=m.changed_at)
+        for m in messages
+    )
+
+
+def description_to_pb(node: NodeDescription) -> control_pb2.DescribeReply:
+    return control_pb2.DescribeReply(
+        site=node.site, version=node.version, contracts=node.contracts, torch=node.torch,
+        platform=node.platform, device=node.device, data=node.data, peers=node.peers,
+        free_bytes=node.free_bytes, clock=node.clock, runs=summaries_to_pb(node.runs),
+    )  # fmt: skip
+
+
+def description_from_pb(message: control_pb2.DescribeReply) -> NodeDescription:
+    return NodeDescription(
+        site=SiteName(message.site), version=message.version, contracts=tuple(message.contracts),
+        torch=message.torch, platform=message.platform, device=message.device, data=message.data,
+        peers=tuple(message.peers), free_bytes=message.free_bytes, clock=message.clock,
+        runs=summaries_from_pb(message.runs),
+    )  # fmt: skip
+
+
+def event_to_pb(event: Event) -> control_pb2.Event:
+    return control_pb2.Event(
+        seq=event.seq, time=event.time, run=event.run, site=event.site, step=event.step or "",
+        kind=event.kind.value, data=canonical_json(event.data),
+    )  # fmt: skip
+
+
+def event_from_pb(message: control_pb2.Event) -> Event | None:
+    """The event, or None if its kind is newer than this software."""
+    try:
+        kind = EventKind(message.kind)
+    except ValueError:
+        return None
+    return Event(
+        seq=message.seq, time=message.time, run=RunId(message.run), site=SiteName(message.site),
+        step=StepId(message.step) if message.step else None, kind=kind, data=read_object(message.data),
+    )  # fmt: skip
+
+
+def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
+    steps = [
+        control_pb2.StepReport(
+            step=s.step, kind=s.kind.value, state=s.state.value, sha256=s.sha256, bytes=s.bytes,
+            result=canonical_json(s.result), started_at=s.started_at, ended_at=s.ended_at,
+        )
+        for s in report.steps
+    ]  # fmt: skip
+    edges = [
+        control_pb2.EdgeReport(
+            edge=e.edge, sender=e.sender, receiver=e.receiver, carries=e.carries.value, state=e.state,
+            bytes=e.bytes, sha256=e.sha256,
+        )
+        for e in report.edges
+    ]  # fmt: skip
+    return control_pb2.ReportReply(
+        run=report.run, site=report.site, state=report.state, code=report.code, message=report.message,
+        steps=steps, edges=edges, last_event=report.last_event, parameters=report.parameters,
+        bundle_bytes=report.bundle_bytes,
+    )  # fmt: skip
+
+
+def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
+    steps = tuple(
+        StepReport(
+            step=StepId(s.step), kind=_known(StepKind, s.kind), state=_known(StepState, s.state), sha256=s.sha256,
+            bytes=s.bytes, result=read_object(s.result), started_at=s.started_at, ended_at=s.ended_at,
+        )
+        for s in message.steps
+    )  # fmt: skip
+    edges = tuple(
+        EdgeReport(
+            edge=EdgeId(e.edge), sender=SiteName(e.sender), receiver=SiteName(e.receiver),
+            carries=_known(StepKind, e.carries), state=e.state, bytes=e.bytes, sha256=e.sha256,
+        )
+        for e in message.edges
+    )  # fmt: skip
+    return RunReport(
+        run=RunId(message.run), site=SiteName(message.site), state=_state(message.state), code=message.code,
+        message=message.message, steps=steps, edges=edges, last_event=message.last_event,
+        parameters=message.parameters, bundle_bytes=message.bundle_bytes,
+    )  # fmt: skip
+
+
+def offer_to_pb(offer: Offer) -> transfer_pb2.BeginRequest:
+    manifest = [transfer_pb2.Tensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in offer.manifest]
+    return transfer_pb2.BeginRequest(
+        run=offer.run, edge=offer.edge, bytes=offer.bytes, sha256=bytes.fromhex(offer.sha256),
+        block_bytes=offer.block_bytes, wire_dtype=offer.wire_dtype, manifest=manifest,
+    )  # fmt: skip
+
+
+def offer_from_pb(message: transfer_pb2.BeginRequest) -> Offer:
+    return Offer(
+        run=RunId(message.run), edge=EdgeId(message.edge), bytes=message.bytes, sha256=message.sha256.hex(),
+        block_bytes=message.block_bytes, wire_dtype=message.wire_dtype,
+        manifest=tuple(TensorInfo(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in message.manifest),
+    )  # fmt: skip
+
+
+def receipt_to_pb(receipt: Receipt) -> transfer_pb2.Receipt:
+    return transfer_pb2.Receipt(edge=receipt.edge, sha256=bytes.fromhex(receipt.sha256), bytes=receipt.bytes)
+
+
+def receipt_from_pb(message: transfer_pb2.Receipt) -> Receipt:
+    return Receipt(edge=EdgeId(message.edge), sha256=message.sha256.hex(), bytes=message.bytes)
+
+
+def health_to_pb(health: Health) -> admin_pb2.HealthReply:
+    return admin_pb2.HealthReply(
+        serving=health.serving, site=health.site, address=health.address, process=health.process,
+        active=health.active, queue=health.queue, problems=health.problems,
+    )  # fmt: skip
+
+
+def health_from_pb(message: admin_pb2.HealthReply) -> Health:
+    return Health(
+        serving=message.serving, site=SiteName(message.site), address=message.address, process=message.process,
+        active=message.active, queue=tuple(message.queue), problems=tuple(message.problems),
+    )  # fmt: skip
+
+
+def model_to_pb(model: ResultModel) -> admin_pb2.ModelReply:
+    return admin_pb2.ModelReply(
+        run=model.run, path=model.path, sha256=model.sha256, bytes=model.bytes, recipe=model.recipe,
+        data=model.data, indices=model.indices, unreadable=model.unreadable,
+    )  # fmt: skip
+
+
+def model_from_pb(message: admin_pb2.ModelReply) -> ResultModel:
+    return ResultModel(
+        run=RunId(message.run), path=message.path, sha256=message.sha256, bytes=message.bytes,
+        recipe=message.recipe, data=message.data, indices=message.indices, unreadable=message.unreadable,
+    )  # fmt: skip
+
+
+def _state(text: str) -> RunState:
+    return _known(RunState, text)
+
+
+def _known(kind: type[E], text: str) -> E:
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise PeerError("E-PEER-CONTRACT", f"the node reports {text!r}, which this version does not know") from error

@@ -1,0 +1,67 @@
+"""The two doors of a node: the network's, with its services and health, and the administrator's on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from fedelmy_node.domain.names import Address
+from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.rpc.guard import Guard, LocalGuard
+from fedelmy_node.rpc.serve import make_local_server, make_server
+from fedelmy_node.rpc.services import (
+    RULES,
+    AdminHandler,
+    ControlHandler,
+    PeerHandler,
+    TransferHandler,
+    add_local,
+    add_network,
+)
+
+__all__ = ["Endpoint", "LocalEndpoint"]
+
+_BUDGETS: Final[Mapping[str, int]] = {"transfers": 8, "control": 8, "watchers": 16}
+"""Calls of each kind that may run at once; one kind cannot starve another."""
+_GRACE_SECONDS: Final = 2.0
+_SERVICES: Final = ("fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Transfer")
+
+
+class Endpoint:
+    """The network's door: bound when made, answering from `open` to `close`."""
+
+    def __init__(self, listen: Address, identity: LiveIdentity | None) -> None:
+        guard = Guard(RULES, _BUDGETS, secure=identity is not None)
+        self._server, self.address = make_server(
+            listen, identity, interceptors=[guard], workers=guard.workers
+        )
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def open(self, control: ControlHandler, peer: PeerHandler, transfer: TransferHandler) -> None:
+        add_network(self._server, control, peer, transfer)
+        self._server.start()
+        for service in ("", *_SERVICES):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def close(self) -> None:
+        """Refuse new calls, give those under way a moment, and return when all have ended."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(_GRACE_SECONDS).wait()
+
+
+class LocalEndpoint:
+    """The administrator's door: a Unix socket of this user, with reflection for tools."""
+
+    def __init__(self, socket: Path, admin: AdminHandler) -> None:
+        self._server = make_local_server(socket, interceptors=[LocalGuard()])
+        add_local(self._server, admin)
+        reflection.enable_server_reflection(("fedelmy.v1.Admin", reflection.SERVICE_NAME), self._server)
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop(_GRACE_SECONDS).wait()

@@ -1,0 +1,108 @@
+"""Errors across the wire: what a handler raised here is raised there, with the same code.
+
+A status and a text are all that gRPC carries by itself; the code and the hint travel beside them, as bounded
+JSON in the trailing metadata. What comes from another machine is data: it is bounded, cleaned, and never
+trusted to be ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn
+
+import grpc
+
+from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_node.errors import (
+    CATALOGUE,
+    ConfigError,
+    FedelmyError,
+    PeerError,
+    TransferError,
+    error_from_code,
+)
+
+__all__ = ["Problem", "PROBLEM_KEY", "encode_problem", "decode_problem", "abort", "map_errors"]
+
+PROBLEM_KEY: Final = "fedelmy-problem-bin"
+_LIMIT_BYTES: Final = 2048
+"""Well below the 8 KiB that gRPC allows for all metadata, after base64, too."""
+
+DeadlineCode = Literal["E-PEER-UNREACHABLE", "E-TRANSFER-STALLED"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """What a `FedelmyError` says, as it travels."""
+
+    code: str
+    """Of the catalogue; a newer peer may send one that we do not know."""
+    message: str
+    hint: str
+
+
+def encode_problem(problem: Problem) -> bytes:
+    """The problem as JSON of at most 2 KiB; long texts are cut."""
+    for limit in (1024, 512, 256, 128):  # cutting by characters, because their encoded sizes vary
+        cut = Problem(
+            code=problem.code, message=_clean(problem.message, limit), hint=_clean(problem.hint, limit)
+        )
+        encoded = canonical_json(cut)
+        if len(encoded) <= _LIMIT_BYTES:
+            break
+    return encoded
+
+
+def decode_problem(data: bytes) -> Problem | None:
+    """The problem that another node reported; None if this is not one."""
+    if len(data) > _LIMIT_BYTES:
+        return None
+    try:
+        problem = decode(Problem, json.loads(data))
+    except (ValueError, RecursionError, ConfigError):
+        return None
+    return Problem(code=_clean(problem.code, 64), message=_clean(problem.message), hint=_clean(problem.hint))
+
+
+def abort(context: grpc.ServicerContext, error: FedelmyError) -> NoReturn:
+    """End a call with an error of ours; never returns."""
+    problem = Problem(code=error.code, message=error.message, hint=error.hint)
+    context.set_trailing_metadata(((PROBLEM_KEY, encode_problem(problem)),))
+    context.abort(grpc.StatusCode[CATALOGUE[error.code].status], _clean(str(error), 512))
+
+
+@contextmanager
+def map_errors(peer: str, *, deadline_code: DeadlineCode = "E-PEER-UNREACHABLE") -> Iterator[None]:
+    """Turn what grpc raises inside into errors of ours that name `peer`."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise _translate(error, peer, deadline_code) from error
+
+
+def _translate(error: grpc.RpcError, peer: str, deadline_code: DeadlineCode) -> FedelmyError:
+    for metadatum in error.trailing_metadata() or ():
+        problem = decode_problem(metadatum.value) if metadatum.key == PROBLEM_KEY else None
+        if problem is not None:
+            return error_from_code(problem.code, f"{peer}: {problem.message}", problem.hint)
+    status, details = error.code(), _clean(error.details() or "no details", 300)
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        # A server that stops cancels the calls it has; both mean that the other end is not there any more.
+        return PeerError("E-PEER-UNREACHABLE", f"{peer}: the connection failed: {details}")
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        message = f"{peer}: no answer in time"
+        if deadline_code == "E-TRANSFER-STALLED":
+            return TransferError(deadline_code, message)
+        return PeerError(deadline_code, message)
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return PeerError("E-PEER-CONTRACT", f"{peer} does not know what it was asked: {details}")
+    return PeerError("E-PEER-PROTOCOL", f"{peer}: unexpected answer {status.name}: {details}")
+
+
+def _clean(text: str, limit: int = _LIMIT_BYTES) -> str:
+    """Printable and bounded: texts of other machines end up in terminals and logs."""
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return printable if len(printable) <= limit else f"{printable[: limit - 3]}..."

@@ -1,0 +1,157 @@
+"""The one place that makes servers: on the network with TLS, and on a Unix socket for this machine's user."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import grpc
+
+from fedelmy_node.domain.names import Address
+from fedelmy_node.errors import ConfigError, StoreError
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, SERVER_OPTIONS
+
+__all__ = ["make_server", "make_local_server", "open_local_channel"]
+
+_SOCKET_PATH_BYTES: Final = 100
+"""Linux takes 107, other systems 103; the rest is for names that grpc may add."""
+_LOCAL_WORKERS: Final = 4
+_ANSWER_SECONDS: Final = 5.0
+
+
+def make_server(
+    listen: Address,
+    identity: Identity | Callable[[], Identity] | None,
+    *,
+    interceptors: Sequence[grpc.ServerInterceptor],
+    workers: int,
+) -> tuple[grpc.Server, Address]:
+    """A server bound to `listen` but not started, and where it listens really (port 0: any free one).
+
+    With an identity, callers without a certificate of its CA do not get past the handshake. A callable is
+    asked at every handshake, so that a renewed certificate serves the next connection. None is `--insecure`:
+    plaintext.
+    """
+    server = _server(interceptors, workers)
+    try:
+        if identity is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, _credentials(identity))
+    except RuntimeError as error:
+        server.stop(None)
+        raise ConfigError("E-CONFIG-PORT", f"cannot listen on {listen}: {_bind_failure(listen)}") from error
+    host, _, _ = listen.rpartition(":")
+    return server, Address(f"{host}:{port}")
+
+
+def make_local_server(socket_path: Path, *, interceptors: Sequence[grpc.ServerInterceptor]) -> grpc.Server:
+    """A server on a Unix socket that only this user can open; bound, not started."""
+    target = _local_target(socket_path)
+    socket_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _remove_stale(socket_path)
+    server = _server(interceptors, _LOCAL_WORKERS)
+    # The umask counts for the whole process; what another thread makes meanwhile is only more private.
+    mask = os.umask(0o077)
+    try:
+        server.add_insecure_port(target)
+        socket_path.chmod(0o600)
+    except (RuntimeError, OSError) as error:
+        server.stop(None)
+        raise StoreError("E-STORE-UNWRITABLE", f"cannot make the socket {socket_path}") from error
+    finally:
+        os.umask(mask)
+    return server
+
+
+def open_local_channel(socket_path: Path) -> grpc.Channel:
+    """A channel to the daemon of this state directory, which must be running; the caller closes it."""
+    target = _local_target(socket_path)
+    if not _somebody_listens(socket_path):
+        raise StoreError("E-STORE-DAEMON", f"no daemon answers on {socket_path}")
+    return grpc.insecure_channel(target, CHANNEL_OPTIONS)
+
+
+def _server(interceptors: Sequence[grpc.ServerInterceptor], workers: int) -> grpc.Server:
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="rpc")
+    return grpc.server(pool, interceptors=list(interceptors), options=SERVER_OPTIONS)
+
+
+def _credentials(identity: Identity | Callable[[], Identity]) -> grpc.ServerCredentials:
+    if isinstance(identity, Identity):
+        pair = identity.key_pem, identity.certificate_pem
+        return grpc.ssl_server_credentials([pair], identity.ca_pem, require_client_auth=True)
+    source, used = identity, identity()
+
+    def renewed() -> Any:
+        """Asked at every handshake; None means that nothing has changed (the stubs do not know that)."""
+        nonlocal used
+        previous, used = used, source()
+        return None if used is previous else _configuration(used)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used), renewed, require_client_authentication=True
+    )
+
+
+def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+    pair = identity.key_pem, identity.certificate_pem
+    return grpc.ssl_server_certificate_configuration([pair], identity.ca_pem)
+
+
+def _bind_failure(listen: Address) -> str:
+    """Why a bind failed: grpc does not say, so the same is tried once more without it."""
+    host, _, port = listen.rpartition(":")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return "it was in use a moment ago"
+
+
+def _local_target(socket_path: Path) -> str:
+    path = socket_path.absolute()
+    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+        raise StoreError("E-STORE-PATH", f"{path} is too long for a Unix socket ({_SOCKET_PATH_BYTES} bytes)")
+    return f"unix:{quote(os.fsencode(path))}"  # a URI: spaces and such would not get through
+
+
+def _remove_stale(socket_path: Path) -> None:
+    """Remove what a killed daemon left behind; grpc would remove the socket of a living one, too."""
+    if not socket_path.exists():
+        return
+    if not socket_path.is_socket():
+        raise StoreError("E-STORE-UNWRITABLE", f"{socket_path} is in the way: it is not a socket")
+    if _somebody_listens(socket_path):
+        raise StoreError("E-STORE-LOCKED", f"a daemon answers on {socket_path} already")
+    socket_path.unlink()
+
+
+def _somebody_listens(socket_path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_ANSWER_SECONDS)
+        try:
+            probe.connect(str(socket_path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except PermissionError as error:
+            raise StoreError(
+                "E-STORE-UNWRITABLE",
+                f"{socket_path} belongs to another user",
+                hint="Run this command as the user who runs the daemon.",
+            ) from error
+        except OSError as error:
+            raise StoreError("E-STORE-DAEMON", f"{socket_path} does not answer: {error}") from error
+    return True

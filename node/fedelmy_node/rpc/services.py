@@ -1,0 +1,207 @@
+"""The servicers: each takes a message, asks its handler in domain words, and answers with a message.
+
+What a node does is behind the four handler protocols; the daemon implements them. Authorization, budgets
+and the translation of errors happen before and around these methods, in `guard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import grpc
+from fedelmy_proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    control_pb2,
+    control_pb2_grpc,
+    peer_pb2,
+    peer_pb2_grpc,
+    transfer_pb2,
+    transfer_pb2_grpc,
+)
+
+from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.domain.events import Event, RunState
+from fedelmy_node.domain.names import EdgeId, RunId, SiteName
+from fedelmy_node.domain.reports import Health, NodeDescription, ResultModel, RunReport, RunSummary, Signed
+from fedelmy_node.domain.transfer import Block, Offer, Receipt
+from fedelmy_node.errors import TransferError
+from fedelmy_node.rpc import convert
+from fedelmy_node.rpc.guard import Rule, caller
+
+__all__ = ["ControlHandler", "PeerHandler", "TransferHandler", "AdminHandler", "RULES", "add_network", "add_local"]
+
+RULES: Mapping[str, Rule] = {
+    **{
+        f"/fedelmy.v1.Control/{method}": Rule(roles=("operator",), budget="control")
+        for method in ("Describe", "Prepare", "Start", "Cancel", "Report")
+    },
+    "/fedelmy.v1.Control/Watch": Rule(roles=("operator",), budget="watchers"),
+    **{
+        f"/fedelmy.v1.Peer/{method}": Rule(roles=("site",), budget="control")
+        for method in ("Announce", "State", "Notify")
+    },
+    "/fedelmy.v1.Transfer/Begin": Rule(roles=("site",), budget="transfers"),
+    "/fedelmy.v1.Transfer/Send": Rule(roles=("site",), budget="transfers"),
+    "/grpc.health.v1.Health/Check": Rule(roles=("site", "operator"), budget="control"),
+}
+"""Who may call what, and which budget a call uses; what is not here is refused."""
+
+
+class EventStream(Protocol):
+    """Events as they happen; `close` ends it from any thread."""
+
+    def __iter__(self) -> Iterator[Event]: ...
+    def close(self) -> None: ...
+
+
+class ControlHandler(Protocol):
+    """What an operator may ask."""
+
+    def describe(self) -> NodeDescription: ...
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]: ...
+    def start(self, run: RunId) -> RunState: ...
+    def watch(self, run: RunId, after: int) -> EventStream: ...
+    def cancel(self, signed: Signed) -> RunState: ...
+    def report(self, run: RunId) -> RunReport: ...
+
+
+class PeerHandler(Protocol):
+    """What a neighbour may tell or ask."""
+
+    def announce(self, sender: SiteName, run: RunId, edge: EdgeId, eta_seconds: float) -> None: ...
+    def state(self, asker: SiteName, run: RunId) -> RunReport: ...
+    def cancel(self, signed: Signed) -> RunState: ...
+
+
+class TransferHandler(Protocol):
+    """How bundles come in."""
+
+    def begin(self, sender: SiteName, offer: Offer) -> int | Receipt: ...
+    def receive(
+        self, sender: SiteName, run: RunId, edge: EdgeId, sha256: str, first: int, blocks: Iterator[Block]
+    ) -> Receipt: ...
+
+
+class AdminHandler(Protocol):
+    """What the site's administrator may ask."""
+
+    def health(self) -> Health: ...
+    def runs(self) -> list[RunSummary]: ...
+    def report(self, run: RunId) -> RunReport: ...
+    def model(self, run: RunId | None) -> ResultModel: ...
+
+
+class _Control(control_pb2_grpc.ControlServicer):
+    def __init__(self, handler: ControlHandler) -> None:
+        self._handler = handler
+
+    def Describe(self, request: control_pb2.DescribeRequest, context: grpc.ServicerContext) -> control_pb2.DescribeReply:
+        return convert.description_to_pb(self._handler.describe())
+
+    def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
+        signed, operator = convert.signed_from_pb(request.slice), caller(context).name
+        report = self._handler.prepare(signed, operator, check_only=request.check_only)
+        return control_pb2.PrepareReply(report=canonical_json(report))
+
+    def Start(self, request: control_pb2.StartRequest, context: grpc.ServicerContext) -> control_pb2.StartReply:
+        return control_pb2.StartReply(state=self._handler.start(RunId(request.run)))
+
+    def Watch(self, request: control_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.Event]:
+        stream = self._handler.watch(RunId(request.run), request.after)
+        if context.add_callback(stream.close):
+            yield from map(convert.event_to_pb, stream)
+
+    def Cancel(self, request: control_pb2.CancelRequest, context: grpc.ServicerContext) -> control_pb2.CancelReply:
+        return control_pb2.CancelReply(state=self._handler.cancel(convert.signed_from_pb(request.cancel)))
+
+    def Report(self, request: control_pb2.ReportRequest, context: grpc.ServicerContext) -> control_pb2.ReportReply:
+        return convert.report_to_pb(self._handler.report(RunId(request.run)))
+
+
+class _Peer(peer_pb2_grpc.PeerServicer):
+    def __init__(self, handler: PeerHandler) -> None:
+        self._handler = handler
+
+    def Announce(self, request: peer_pb2.AnnounceRequest, context: grpc.ServicerContext) -> peer_pb2.AnnounceReply:
+        sender = SiteName(caller(context).name)
+        self._handler.announce(sender, RunId(request.run), EdgeId(request.edge), request.eta_seconds)
+        return peer_pb2.AnnounceReply()
+
+    def State(self, request: peer_pb2.StateRequest, context: grpc.ServicerContext) -> peer_pb2.StateReply:
+        report = self._handler.state(SiteName(caller(context).name), RunId(request.run))
+        done = [edge for edge in report.edges if edge.state == "done"]
+        return peer_pb2.StateReply(
+            state=report.state,
+            received=[edge.edge for edge in done if edge.receiver == report.site],
+            delivered=[edge.edge for edge in done if edge.sender == report.site],
+        )
+
+    def Notify(self, request: peer_pb2.NotifyRequest, context: grpc.ServicerContext) -> peer_pb2.NotifyReply:
+        self._handler.cancel(convert.signed_from_pb(request.cancel))
+        return peer_pb2.NotifyReply()
+
+
+class _Transfer(transfer_pb2_grpc.TransferServicer):
+    def __init__(self, handler: TransferHandler) -> None:
+        self._handler = handler
+
+    def Begin(self, request: transfer_pb2.BeginRequest, context: grpc.ServicerContext) -> transfer_pb2.BeginReply:
+        answer = self._handler.begin(SiteName(caller(context).name), convert.offer_from_pb(request))
+        if isinstance(answer, Receipt):
+            return transfer_pb2.BeginReply(receipt=convert.receipt_to_pb(answer))
+        return transfer_pb2.BeginReply(resume_from=answer)
+
+    def Send(
+        self, request_iterator: Iterator[transfer_pb2.SendRequest], context: grpc.ServicerContext
+    ) -> transfer_pb2.Receipt:
+        first = next(request_iterator, None)
+        if first is None or first.WhichOneof("part") != "header":
+            raise TransferError("E-TRANSFER-SEQUENCE", "a stream must begin with its header")
+        header = first.header
+        receipt = self._handler.receive(
+            SiteName(caller(context).name),
+            RunId(header.run),
+            EdgeId(header.edge),
+            header.sha256.hex(),
+            header.first_block,
+            _blocks(request_iterator),
+        )
+        return convert.receipt_to_pb(receipt)
+
+
+def _blocks(requests: Iterator[transfer_pb2.SendRequest]) -> Iterator[Block]:
+    for request in requests:
+        if request.WhichOneof("part") != "block":
+            raise TransferError("E-TRANSFER-SEQUENCE", "a stream has one header, then blocks")
+        yield Block(index=request.block.index, data=request.block.data, sha256=request.block.sha256)
+
+
+class _Admin(admin_pb2_grpc.AdminServicer):
+    def __init__(self, handler: AdminHandler) -> None:
+        self._handler = handler
+
+    def Health(self, request: admin_pb2.HealthRequest, context: grpc.ServicerContext) -> admin_pb2.HealthReply:
+        return convert.health_to_pb(self._handler.health())
+
+    def Runs(self, request: admin_pb2.RunsRequest, context: grpc.ServicerContext) -> admin_pb2.RunsReply:
+        return admin_pb2.RunsReply(runs=convert.summaries_to_pb(self._handler.runs()))
+
+    def Show(self, request: control_pb2.ReportRequest, context: grpc.ServicerContext) -> control_pb2.ReportReply:
+        return convert.report_to_pb(self._handler.report(RunId(request.run)))
+
+    def Model(self, request: admin_pb2.ModelRequest, context: grpc.ServicerContext) -> admin_pb2.ModelReply:
+        return convert.model_to_pb(self._handler.model(RunId(request.run) if request.run else None))
+
+
+def add_network(server: grpc.Server, control: ControlHandler, peer: PeerHandler, transfer: TransferHandler) -> None:
+    """Put what other machines may call on the network server."""
+    control_pb2_grpc.add_ControlServicer_to_server(_Control(control), server)
+    peer_pb2_grpc.add_PeerServicer_to_server(_Peer(peer), server)
+    transfer_pb2_grpc.add_TransferServicer_to_server(_Transfer(transfer), server)
+
+
+def add_local(server: grpc.Server, admin: AdminHandler) -> None:
+    """Put administration on the local server."""
+    admin_pb2_grpc.add_AdminServicer_to_server(_Admin(admin), server)

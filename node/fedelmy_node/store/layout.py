@@ -1,0 +1,130 @@
+"""The state directory of a site: which file is where, who may have it, and the lock that says so.
+
+    STATE/
+      lock                     held by the daemon, dies with it
+      journal.db               runs, steps, edges, events
+      admin.sock               local administration
+      identity/                key, certificate, the federation's CA
+      site.toml                optional: the site's own settings
+      runs/RUN/inputs/EDGE     bundles received (EDGE.part while one arrives)
+      runs/RUN/steps/STEP/     what a step wrote: bundle, trainer.log, pool/
+
+RUN, EDGE and STEP are derived from the names in the plan (`file_stem`), never the names themselves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fedelmy_node.domain.names import EdgeId, RunId, StepId, file_stem
+from fedelmy_node.errors import StoreError
+
+__all__ = ["Layout", "StateLock", "sync_directory"]
+
+_NETWORK_FILE_SYSTEMS: Final = frozenset(
+    "nfs nfs4 cifs smb3 smbfs afs ceph 9p lustre glusterfs fuse.sshfs fuse.glusterfs fuse.s3fs ncpfs".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The paths of a state directory."""
+
+    root: Path
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.db"
+
+    @property
+    def socket(self) -> Path:
+        return self.root / "admin.sock"
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "identity"
+
+    def run(self, run: RunId) -> Path:
+        return self.root / "runs" / file_stem(run)
+
+    def input(self, run: RunId, edge: EdgeId) -> Path:
+        """Where the bundle of an edge is once it was received."""
+        return self.run(run) / "inputs" / f"{file_stem(edge)}.safetensors"
+
+    def step(self, run: RunId, step: StepId) -> Path:
+        return self.run(run) / "steps" / file_stem(step)
+
+    def output(self, run: RunId, step: StepId) -> Path:
+        """Where a step writes its bundle."""
+        return self.step(run, step) / "output.safetensors"
+
+    def create(self) -> None:
+        """Make the directory if need be, readable by its owner alone, and refuse what cannot hold a journal."""
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                "E-STORE-UNWRITABLE", f"cannot make the state directory {self.root}: {error.strerror}"
+            ) from error
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise StoreError("E-STORE-UNWRITABLE", f"the state directory {self.root} is not writable")
+        kind = _file_system(self.root)
+        if kind in _NETWORK_FILE_SYSTEMS:
+            raise StoreError("E-STORE-NETWORK", f"the state directory {self.root} is on a network file system ({kind})")
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.root).free
+
+
+class StateLock:
+    """At most one daemon per state directory; the kernel frees the lock when its process ends, however it ends."""
+
+    def __init__(self, layout: Layout) -> None:
+        path = layout.root / "lock"
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError("E-STORE-UNWRITABLE", f"cannot write {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._descriptor)
+            raise StoreError(
+                "E-STORE-LOCKED", f"another daemon (process {holder}) works on {layout.root}"
+            ) from error
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make a rename or a new name in `path` survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that `path` is on; empty where the system does not tell."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return ""
+    target, best, kind = path.resolve(), -1, ""
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        point = Path(left.split()[4].replace("\\040", " "))
+        depth = len(point.parts)
+        if depth >= best and target.is_relative_to(point):
+            best, kind = depth, right.split()[0]
+    return kind

@@ -1,0 +1,165 @@
+"""Writing and reading bundles. One function writes them, so that equal tensors are equal bytes everywhere.
+
+Tensors are stored as `group/tensor`. Where two names share one tensor (tied weights), the first name in
+alphabetical order is stored and the metadata list the others, so that reading gives both names again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedelmy_node.bundles.header import ITEM_BYTES, read_header
+from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.errors import BundleError, StoreError
+
+__all__ = ["Groups", "write_bundle", "read_bundle", "manifest_of", "bundle_bytes"]
+
+Groups = Mapping[str, Mapping[str, Tensor]]
+"""What a bundle holds: group -> name -> tensor, such as {"model": model.state_dict()}."""
+
+_KEY: Final = "fedelmy"
+"""The only metadata key: safetensors writes several in random order."""
+_FORMAT: Final = 1
+_DTYPES: Final = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32",
+    torch.int64: "I64", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
+    torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
+}  # fmt: skip
+
+
+def write_bundle(path: Path, groups: Groups) -> tuple[str, int]:
+    """Write the groups to `path`, durably and at once; gives the file's sha256 and its size."""
+    stored, aliases = _resolve(groups)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
+    metadata = {_KEY: _metadata(groups, aliases)}
+    with _replacing(path) as partial:
+        save_file(tensors, partial, metadata=metadata)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+            return hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
+
+
+def read_bundle(path: Path) -> dict[str, dict[str, Tensor]]:
+    """The groups of a bundle, on the CPU, aliases restored; E-BUNDLE-FORMAT if it is not one of ours."""
+    header = read_header(path)
+    table = _parse_metadata(header.metadata)
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+        tensors |= {alias: tensors[name] for alias, name in table["aliases"].items()}
+        groups: dict[str, dict[str, Tensor]] = {group: {} for group in table["groups"]}
+        for name in sorted(tensors):
+            group, _, tensor = name.partition("/")
+            groups[group][tensor] = tensors[name]
+    except (SafetensorError, KeyError) as error:
+        raise BundleError("E-BUNDLE-FORMAT", f"not a bundle: {type(error).__name__} {error}") from error
+    return groups
+
+
+def manifest_of(groups: Groups) -> tuple[TensorInfo, ...]:
+    """The tensors that a bundle of these groups has, sorted by name; works for meta tensors, too."""
+    stored, _ = _resolve(groups)
+    return tuple(
+        TensorInfo(name=name, dtype=_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
+        for name, tensor in sorted(stored.items())
+    )
+
+
+def bundle_bytes(groups: Groups) -> int:
+    """The size of the file that `write_bundle` makes of these groups, of meta tensors, too."""
+    stored, aliases = _resolve(groups)
+    header: dict[str, Any] = {"__metadata__": {_KEY: _metadata(groups, aliases)}}
+    position = 0
+    # safetensors writes the widest types first, then by name; the order decides the offsets' digits.
+    for name in sorted(stored, key=lambda name: (-ITEM_BYTES[_DTYPES[stored[name].dtype]], name)):
+        tensor = stored[name]
+        end = position + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + (text + 7) // 8 * 8 + position
+
+
+def _resolve(groups: Groups) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every distinct tensor under the first of its names, and every other name with that first one."""
+    named = {f"{group}/{name}": tensors[name] for group, tensors in groups.items() for name in tensors}
+    stored: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for name in sorted(named):
+        tensor = named[name]
+        if tensor.dtype not in _DTYPES:
+            raise BundleError("E-BUNDLE-FORMAT", f"tensor {name!r} is {tensor.dtype}, which no bundle has")
+        original = first.setdefault(_identity(name, tensor), name)
+        if original == name:
+            stored[name] = tensor
+        else:
+            aliases[name] = original
+    return stored, aliases
+
+
+def _identity(name: str, tensor: Tensor) -> tuple[object, ...]:
+    """Equal for two names of one tensor. By storage, not address: tensors on the meta device have none."""
+    if tensor.numel() == 0:
+        return (name,)  # without elements nothing is shared, wherever the tensors happen to lie
+    storage = tensor.untyped_storage()._cdata
+    return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _metadata(groups: Groups, aliases: Mapping[str, str]) -> str:
+    return canonical_json({"format": _FORMAT, "groups": sorted(groups), "aliases": aliases}).decode()
+
+
+def _parse_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        table = json.loads(metadata[_KEY])
+        groups, aliases = table["groups"], table["aliases"]
+        names = [*groups, *aliases, *aliases.values()]
+        usable = table["format"] == _FORMAT and all(isinstance(name, str) for name in names)
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise BundleError("E-BUNDLE-FORMAT", "not a bundle: it has other metadata") from error
+    if not usable:
+        raise BundleError("E-BUNDLE-FORMAT", f"not a bundle: format {table['format']!r} is not known here")
+    return {"groups": groups, "aliases": aliases}
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary file that takes the place of `path`, durably, if the block succeeds; else it goes."""
+    partial: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+        os.close(handle)
+        partial = Path(name)
+        yield partial
+        partial.replace(path)
+        partial = None
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except (OSError, SafetensorError) as error:
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+        code = "E-STORE-DISK" if full else "E-STORE-UNWRITABLE"
+        raise StoreError(code, f"{path} cannot be written: {error}") from error
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,105 @@
+"""A site's samples: from whatever the site has to tensors that all sites number and scale alike.
+
+    __init__     the kinds of sources, and `parse_source`       nothing is imported yet
+    raw          the form that all loaders give                  numpy
+    digits idx cifar10 npz imagefolder                           one loader each
+    indices      the file that names a subset of a source        standard library
+    convert      stored values -> the federation's input format  torch
+    samples      samples in memory; unreadable files             torch
+    site         `open_data`: subset, classes, split             torch
+
+This module and `indices` stay free of torch, numpy, Pillow and scikit-learn: the daemon and the launcher
+check what a user wrote with them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fedelmy_node.errors import DataError
+
+__all__ = ["SourceKind", "SOURCES", "Source", "parse_source"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceKind:
+    """One kind of source that --data may name."""
+
+    description: str
+    """One line for `--help` and the documentation."""
+    loader: str
+    """`module:function`; the function takes the path, if the kind has one, and gives `RawData`."""
+    path: str | None = None
+    """What stands after the colon, as usage texts write it; None: nothing may stand there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What a valid `--data` says."""
+
+    kind: str
+    """A key of `SOURCES`."""
+    path: Path | None = None
+    """Given exactly where the kind has one; whether it exists is the loader's question."""
+
+
+_HERE: Final = "fedelmy_node.training.data"
+
+SOURCES: Final[Mapping[str, SourceKind]] = {
+    "digits": SourceKind(
+        description="scikit-learn's embedded handwritten digits, 8x8 grey, no path",
+        loader=f"{_HERE}.digits:load",
+    ),
+    "imagefolder": SourceKind(
+        description="image files in one folder per class, or in train/CLASS and test/CLASS",
+        loader=f"{_HERE}.imagefolder:load",
+        path="DIRECTORY",
+    ),
+    "npz": SourceKind(
+        description="a NumPy archive with the arrays images and labels",
+        loader=f"{_HERE}.npz:load",
+        path="FILE",
+    ),
+    "mnist": SourceKind(
+        description="MNIST's four idx files, gzipped or not",
+        loader=f"{_HERE}.idx:load_mnist",
+        path="DIRECTORY",
+    ),
+    "fashion-mnist": SourceKind(
+        description="Fashion-MNIST's four idx files, gzipped or not",
+        loader=f"{_HERE}.idx:load_fashion_mnist",
+        path="DIRECTORY",
+    ),
+    "cifar10": SourceKind(
+        description="CIFAR-10, binary version (data_batch_1.bin ... test_batch.bin)",
+        loader=f"{_HERE}.cifar10:load",
+        path="DIRECTORY",
+    ),
+}
+
+
+def parse_source(text: str) -> Source:
+    """The source that `KIND` or `KIND:PATH` names, or an error with the nearest valid spelling."""
+    name, colon, path = text.partition(":")
+    kind = SOURCES.get(name)
+    if kind is None:
+        raise DataError("E-DATA-SOURCE", f"unknown kind of data {text!r}", hint=_suggestion(name, text))
+    if kind.path is None and colon:
+        raise DataError("E-DATA-SOURCE", f"{name} takes no path, but got {text!r}", hint=f"Write {name}.")
+    if kind.path is not None and not path:
+        raise DataError("E-DATA-SOURCE", f"{name} needs a path", hint=f"Write {name}:{kind.path}.")
+    return Source(kind=name, path=Path(path) if path else None)
+
+
+def _suggestion(name: str, text: str) -> str:
+    close = difflib.get_close_matches(name.lower(), SOURCES, n=1)
+    if close:
+        path = SOURCES[close[0]].path
+        return f"Did you mean {close[0]}{f':{path}' if path else ''}?"
+    if "/" in name:
+        return f"A path needs its kind before it, such as imagefolder:{text} or npz:{text}."
+    return f"Known kinds: {', '.join(SOURCES)}."

@@ -1,0 +1,223 @@
+"""Fitting one model: Adam on cross-entropy and an optional regulariser; the best validation epoch is kept.
+
+Every random number derives from (run seed, site, visit, member, epoch, batch), so `FitState` is all that has
+to be known to go on from any batch. Nothing in the loop over batches waits for the device.
+
+A batch of a single sample has no statistics of its own: BatchNorm layers then use their running ones and
+leave them alone, as in evaluation. The sample is learned from all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.federation import InputFormat, Training
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.errors import TrainingError
+from fedelmy_node.training.batches import Batches, Place, eval_batches
+from fedelmy_node.training.data.samples import Samples
+from fedelmy_node.training.distances import Regulariser
+from fedelmy_node.training.flat import FlatModel, Weights
+from fedelmy_node.training.job import Emit
+from fedelmy_node.training.progress import Progress
+from fedelmy_node.training.seeds import derive
+
+__all__ = ["Bench", "Assignment", "Best", "FitState", "fit", "validate", "new_optimizer"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Bench:
+    """What all fits of a step share."""
+
+    model: FlatModel
+    """Every fit overwrites its values."""
+    batches: Batches
+    """Of the site's training data."""
+    validation: Samples
+    """May be empty; then the last epoch is kept."""
+    input: InputFormat
+    training: Training
+    run_seed: int
+    site: SiteName
+    visit: int
+    emit: Emit
+    progress: Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """Which model of the step is fitted, and for how long."""
+
+    member: int
+    """Its number in the pool, from 1; 0 is the warm-up."""
+    members: int
+    """How many the pool will have."""
+    epochs: int
+
+    @property
+    def phase(self) -> str:
+        return "member" if self.member else "warm-up"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Best:
+    """The epoch that is kept, so far or at the end."""
+
+    epoch: int
+    """From 1; 0 if nothing was trained."""
+    accuracy: float | None
+    """On the validation data; None where there are none."""
+    weights: Weights
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class FitState:
+    """Where a fit is: with the tensors of model and optimizer, enough to go on as if nothing had happened."""
+
+    model: FlatModel
+    optimizer: torch.optim.Adam
+    sums: Tensor
+    """Loss, d1 and d2, each times samples, over the current epoch so far; float64, on the device."""
+    epoch: int = 1
+    """The current one, from 1."""
+    batch: int = 0
+    """Batches of it that are done."""
+    samples: int = 0
+    """In those batches."""
+    best: Best | None = None
+
+
+def fit(bench: Bench, assignment: Assignment, start: Weights, regulariser: Regulariser | None = None) -> Best:
+    """Train from `start`; the best epoch by validation, the earliest of equals, is the result."""
+    began = time.monotonic()
+    bench.model.load(start)
+    if assignment.epochs == 0:
+        return Best(epoch=0, accuracy=validate(bench), weights=start)
+    state = FitState(
+        model=bench.model,
+        optimizer=new_optimizer(bench.model, bench.training),
+        sums=torch.zeros(3, dtype=torch.float64, device=bench.model.theta.device),
+    )
+    while state.epoch <= assignment.epochs:
+        _train_epoch(bench, assignment, state, regulariser)
+        _close_epoch(bench, assignment, state, regulariser is not None)
+    assert state.best is not None, "the first epoch is always kept"
+    if assignment.member:
+        bench.emit(
+            EventKind.MEMBER,
+            {
+                "member": assignment.member,
+                "members": assignment.members,
+                "epoch": state.best.epoch,
+                "accuracy": state.best.accuracy,
+                "seconds": round(time.monotonic() - began, 3),
+            },
+        )
+    return state.best
+
+
+def new_optimizer(model: FlatModel, training: Training) -> torch.optim.Adam:
+    """A fresh Adam over the one vector; the fused kernel works element by element, so it is deterministic."""
+    parameter = nn.Parameter(model.theta)
+    parameter.grad = model.grad
+    return torch.optim.Adam(
+        [parameter], lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
+    )
+
+
+def validate(bench: Bench) -> float | None:
+    """The validation accuracy of the model's current values; None without validation data."""
+    module, device = bench.model.module, bench.model.theta.device
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    module.eval()
+    with torch.inference_mode():
+        for images, labels in eval_batches(bench.validation, bench.input, device=device):
+            correct += (module(images).argmax(dim=1) == labels).sum()
+    module.train()
+    return int(correct) / len(bench.validation) if len(bench.validation) else None
+
+
+def _train_epoch(
+    bench: Bench, assignment: Assignment, state: FitState, regulariser: Regulariser | None
+) -> None:
+    """The rest of the current epoch: from `state.batch` to its end."""
+    model, place = state.model, _place(bench, assignment, state)
+    model.module.train()
+    for images, labels in bench.batches.epoch(place, start=state.batch):
+        _seed(model.theta.device, derive(bench.run_seed, *place, state.batch, "model"))
+        model.grad.zero_()
+        with _running_statistics(model.module, only_if=len(labels) == 1):
+            loss = functional.cross_entropy(model.module(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+        loss = loss.detach()
+        state.sums[0].add_(loss, alpha=len(labels))
+        if regulariser is not None:
+            state.sums[1:].add_(regulariser.add_gradient(model.theta, model.grad, loss), alpha=len(labels))
+        state.optimizer.step()
+        state.batch += 1
+        state.samples += len(labels)
+
+
+def _close_epoch(bench: Bench, assignment: Assignment, state: FitState, regularised: bool) -> None:
+    """Judge the epoch, keep it if it is the best so far, tell about it, and move on to the next one."""
+    finite = state.model.theta.isfinite().all().view(1)
+    *means, is_finite = torch.cat([state.sums / state.samples, finite]).tolist()
+    if not (math.isfinite(means[0]) and is_finite):
+        who = f"member {assignment.member} of {assignment.members}" if assignment.member else "the warm-up"
+        raise TrainingError("E-TRAINING-DIVERGED", f"the loss of {who} is not finite in epoch {state.epoch}")
+    accuracy = validate(bench)
+    # Strictly better, so the earliest of equals wins; without validation data, always.
+    if state.best is None or state.best.accuracy is None or (accuracy or 0.0) > state.best.accuracy:
+        state.best = Best(epoch=state.epoch, accuracy=accuracy, weights=state.model.weights())
+    data: dict[str, Any] = {
+        "phase": assignment.phase,
+        "member": assignment.member,
+        "members": assignment.members,
+        "epoch": state.epoch,
+        "epochs": assignment.epochs,
+        "loss": means[0],
+        "accuracy": accuracy,
+    }
+    if regularised:
+        data |= {"d1": means[1], "d2": means[2]}
+    bench.emit(EventKind.EPOCH, data | {"eta_seconds": bench.progress.epoch_done()})
+    state.sums.zero_()
+    state.epoch, state.batch, state.samples = state.epoch + 1, 0, 0
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed what dropout and the like draw from; another stream than the augmentation's.
+
+    `torch.manual_seed` would do, but on a machine without a GPU it remembers every call for the day that one
+    appears: a millisecond per batch, and memory that grows with them.
+    """
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def _place(bench: Bench, assignment: Assignment, state: FitState) -> Place:
+    return (bench.site, bench.visit, assignment.member, state.epoch)
+
+
+@contextmanager
+def _running_statistics(module: nn.Module, *, only_if: bool) -> Iterator[None]:
+    """BatchNorm layers as in evaluation while the block runs, if the condition holds."""
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training] if only_if else []
+    for layer in layers:
+        layer.eval()
+    yield
+    for layer in layers:
+        layer.train()

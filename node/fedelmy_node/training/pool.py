@@ -1,0 +1,55 @@
+"""The models that one site trains in one step, and their average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fedelmy_node.training.flat import BLOCK, Weights
+
+__all__ = ["Pool", "mean_weights"]
+
+
+class Pool:
+    """The paper's M_i: begins with what the site received or warmed up, and grows by one model at a time."""
+
+    def __init__(self, first: Weights) -> None:
+        self._members = [first]
+
+    def append(self, member: Weights) -> None:
+        self._members.append(member)
+
+    def mean(self) -> Weights:
+        """The average of all members, the first included."""
+        return mean_weights(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Weights]:
+        return iter(self._members)
+
+
+def mean_weights(members: Sequence[Weights]) -> Weights:
+    """Floats: the mean, summed in float64. Integers, such as BatchNorm's counter: the newest member's."""
+    return Weights(
+        vector=_mean([member.vector for member in members]),
+        rest={name: _mean([member.rest[name] for member in members]) for name in members[-1].rest},
+    )
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    """The average of tensors of one shape, in pieces so that a large model needs no large float64 copy."""
+    if not tensors[-1].is_floating_point():
+        return tensors[-1].clone()
+    out = torch.empty_like(tensors[-1])
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    for begin in range(0, out.numel(), 256 * BLOCK):
+        piece = slice(begin, begin + 256 * BLOCK)
+        total = flat[0][piece].double()
+        for tensor in flat[1:]:
+            total += tensor[piece]
+        out.view(-1)[piece] = total / len(tensors)
+    return out

@@ -1,0 +1,197 @@
+"""One job, from its description to its outcome. The trainer process and simulation call exactly this.
+
+load    what can be done before the inputs are there: torch, device, data, model
+run     the work itself; the same bytes in a fresh process and in one that did other jobs before
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from fedelmy_node.bundles.check import check_bundle
+from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.federation import Training
+from fedelmy_node.errors import ConfigError, RunError
+from fedelmy_node.training.batches import Batches, eval_batches
+from fedelmy_node.training.bundle import bundle_bytes, manifest_of, read_bundle, write_bundle
+from fedelmy_node.training.data.site import SiteData, open_data
+from fedelmy_node.training.fit import Bench, new_optimizer, validate
+from fedelmy_node.training.flat import FlatModel, Weights
+from fedelmy_node.training.job import Emit, Job, Outcome
+from fedelmy_node.training.metrics import evaluate
+from fedelmy_node.training.models import build
+from fedelmy_node.training.progress import Progress
+from fedelmy_node.training.seeds import derive
+from fedelmy_node.training.strategies import settings_for, strategy_for
+from fedelmy_node.training.work import Work
+
+__all__ = ["MODEL_GROUP", "Loaded", "load", "run"]
+
+MODEL_GROUP: Final = "model"
+"""The group of a bundle that is the model's state dict."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Loaded:
+    """A job whose data and model are in memory."""
+
+    job: Job
+    settings: object
+    """Of the strategy, validated."""
+    data: SiteData
+    model: FlatModel
+    """On the job's device; for prepare on the meta device, without values."""
+    initial: Weights
+    """The model's random values, which depend on the run's seed alone: equal at all sites."""
+    manifest: tuple[TensorInfo, ...]
+    """The tensors that every bundle of the job's recipe has."""
+    seconds: float
+    """How long loading took."""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The data of a READY event."""
+        return {**_sizes(self.data), "seconds": round(self.seconds, 3)}
+
+
+def load(job: Job) -> Loaded:
+    """Do everything that does not need the step's inputs."""
+    began = time.monotonic()
+    recipe, device = job.recipe, _device(job.device)
+    _set_determinism(device, recipe.training)
+    settings = settings_for(recipe.strategy)
+    seed = None if job.kind == "prepare" else derive(recipe.seed, "init")
+    module = build(recipe.model, recipe.task, seed)
+    model = FlatModel(module if seed is None else module.to(device))
+    data = open_data(job.data, recipe.task, seed=recipe.seed, site=job.site)
+    _import_what_is_slow(job)
+    return Loaded(
+        job=job,
+        settings=settings,
+        data=data,
+        model=model,
+        initial=model.weights(),
+        manifest=manifest_of({MODEL_GROUP: model.state_dict()}),
+        seconds=time.monotonic() - began,
+    )
+
+
+def run(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
+    """Do the job with its inputs, bundles in the order of the plan."""
+    if loaded.data.left_out:
+        message = f"{loaded.data.left_out} file(s) of this site's data cannot be read and are left out"
+        emit(EventKind.WARNING, {"code": "E-DATA-UNREADABLE", "message": message})
+    work = {"prepare": _prepare, "train": _train, "evaluate": _evaluate}[loaded.job.kind]
+    return work(loaded, inputs, emit)
+
+
+def _prepare(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
+    report = {
+        "samples": _sizes(loaded.data),
+        "class_counts": loaded.data.class_counts,
+        "missing_classes": list(loaded.data.missing_classes),
+        "left_out": loaded.data.left_out,
+        "torch": torch.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device": str(_device(loaded.job.device)),
+        "parameters": loaded.model.parameters,
+        "bundle_bytes": bundle_bytes({MODEL_GROUP: loaded.model.state_dict()}),
+    }
+    return Outcome(manifest=loaded.manifest, report=report)
+
+
+def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
+    job, recipe, model = loaded.job, loaded.job.recipe, loaded.model
+    assert job.output is not None, "a train job says where its bundle goes"
+    device = model.theta.device
+    bench = Bench(
+        model=model,
+        batches=Batches(
+            loaded.data.train, recipe.task.input, recipe.training, run_seed=recipe.seed, device=device
+        ),
+        validation=loaded.data.validation,
+        input=recipe.task.input,
+        training=recipe.training,
+        run_seed=recipe.seed,
+        site=job.site,
+        visit=job.visit,
+        emit=emit,
+        progress=Progress(),
+    )
+    received = [_receive(loaded, path) for path in inputs]
+    work = Work(bench, initial=loaded.initial, received=received, keep=lambda *m: _keep(loaded, *m))
+    result = strategy_for(recipe.strategy.name).train(work, loaded.settings)
+    model.load(result)
+    report = {
+        **_sizes(loaded.data),
+        "member_accuracies": work.accuracies,
+        "validation_accuracy": validate(bench),
+    }
+    sha256, size = write_bundle(job.output, {MODEL_GROUP: model.state_dict()})
+    return Outcome(sha256=sha256, bytes=size, report=report)
+
+
+def _evaluate(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
+    if len(inputs) != 1:
+        raise RunError("E-RUN-PLAN", f"an evaluate step has one input, not {len(inputs)}")
+    task, model = loaded.job.recipe.task, loaded.model
+    model.load(_receive(loaded, inputs[0]))
+    batches = eval_batches(loaded.data.test, task.input, device=model.theta.device)
+    return Outcome(report=evaluate(model.module, batches, task.classes))
+
+
+def _receive(loaded: Loaded, path: Path) -> Weights:
+    """The model in a bundle, which must be of this recipe and finite."""
+    check_bundle(path, loaded.manifest)
+    loaded.model.load_state_dict(read_bundle(path)[MODEL_GROUP])
+    return loaded.model.weights()
+
+
+def _keep(loaded: Loaded, member: int, weights: Weights) -> None:
+    """Write a pool member beside the step, if the site asked for that."""
+    if loaded.job.keep_pool is not None:
+        loaded.model.load(weights)
+        path = loaded.job.keep_pool / f"member-{member:03d}.safetensors"
+        write_bundle(path, {MODEL_GROUP: loaded.model.state_dict()})
+
+
+def _device(name: str) -> torch.device:
+    """The device of that name, which this machine must have; `auto` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+        hint = "Use cpu, cuda, cuda:N or auto."
+        raise ConfigError("E-CONFIG-DEVICE", f"{name!r} is not a device", hint=hint)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError("E-CONFIG-DEVICE", f"this machine has no device {name!r} that torch can use")
+    return device
+
+
+def _set_determinism(device: torch.device, training: Training) -> None:
+    """Equal bytes on a CPU are promised; a GPU is left as fast as it is."""
+    torch.set_num_threads(training.threads)
+    torch.use_deterministic_algorithms(device.type == "cpu")
+    # Filling every new tensor with NaN is for finding faults, and costs a pass over memory each time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _import_what_is_slow(job: Job) -> None:
+    """First use of these costs a second or more: pay before the inputs arrive."""
+    if job.kind == "train":
+        new_optimizer(FlatModel(nn.Linear(1, 1)), job.recipe.training).step()
+    elif job.kind == "evaluate":
+        import sklearn.metrics  # noqa: F401
+
+
+def _sizes(data: SiteData) -> dict[str, int]:
+    return {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)}

@@ -1,0 +1,61 @@
+"""The strategies by name. A strategy is one module: a frozen dataclass `Settings` and a function `train`.
+
+Looking a name up and validating its settings needs no torch, so the daemon and the launcher can do it too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+
+from fedelmy_node.config.decode import decode
+from fedelmy_node.domain.federation import StrategySpec
+from fedelmy_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedelmy_node.training.flat import Weights
+    from fedelmy_node.training.work import Work
+
+__all__ = ["StrategyEntry", "STRATEGIES", "Strategy", "strategy_for", "settings_for"]
+
+
+class StrategyEntry(NamedTuple):
+    """One row of the registry."""
+
+    description: str
+    """One line for `--help` and the documentation."""
+    module: str
+    """Where the strategy's `Settings` and `train` are."""
+
+
+_HERE: Final = "fedelmy_node.training.strategies"
+STRATEGIES: Final[Mapping[str, StrategyEntry]] = {
+    "fedelmy": StrategyEntry("a pool of diverse models per site, averaged", f"{_HERE}.fedelmy"),
+}
+
+
+class Strategy(Protocol):
+    """What a strategy's module has."""
+
+    Settings: type
+    """A frozen dataclass: what federation.toml may set under [strategy], with defaults."""
+
+    def train(self, work: Work, settings: object) -> Weights:
+        """Compute a train step; the result is the step's output."""
+
+
+def strategy_for(name: str) -> Strategy:
+    """The module of a strategy; an unknown name is refused with a suggestion."""
+    if name not in STRATEGIES:
+        close = difflib.get_close_matches(name, STRATEGIES, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Strategies: {', '.join(STRATEGIES)}."
+        raise ConfigError("E-CONFIG-STRATEGY", f"there is no strategy {name!r}", hint=hint)
+    return cast(Strategy, importlib.import_module(STRATEGIES[name].module))
+
+
+def settings_for(spec: StrategySpec) -> object:
+    """The strategy's own settings, validated, with its defaults for what the plan does not say."""
+    settings: object = decode(strategy_for(spec.name).Settings, spec.settings, "strategy")
+    return settings

@@ -1,0 +1,67 @@
+"""FedELMY (Algorithm 1 of the paper): a pool of diverse models per site, and their mean for the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fedelmy_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedelmy_node.training.flat import Weights
+    from fedelmy_node.training.work import Work
+
+__all__ = ["Settings", "train"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What `[strategy]` in federation.toml may set; the defaults are the paper's for CIFAR-10."""
+
+    pool_size: int = 5
+    """Models that every site trains (paper: S); the one that it starts from is in the pool beside them."""
+    warmup_epochs: int = 30
+    """Epochs of plain cross-entropy for a new model at the first site (paper: E_w)."""
+    alpha: float = 0.06
+    """Weight of d1, the mean distance to the pool, which is to grow; 0 switches it off."""
+    beta: float = 1.0
+    """Weight of d2, the distance to the pool's first model, which is to stay small; 0 switches it off."""
+    distance: Literal["l2", "squared_l2"] = "l2"
+    """Of two models' parameters: plain as in the paper, or squared as in the authors' code."""
+    compat: Literal["paper", "authors"] = "paper"
+    """authors: as in their code, d1 includes the model that training starts at, and d2 scales both terms."""
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.pool_size <= 1000, "pool_size must be 1 to 1000")
+        _require(0 <= self.warmup_epochs <= 1_000_000, "warmup_epochs must not be negative")
+        _require(0 <= self.alpha <= 1e6, "alpha must not be negative")
+        _require(0 <= self.beta <= 1e6, "beta must not be negative")
+
+
+def train(work: Work, settings: Settings) -> Weights:
+    """Take the received model, or warm a new one up; grow the pool, each from the mean; send the mean."""
+    from fedelmy_node.training.distances import Terms, pool_regulariser
+    from fedelmy_node.training.pool import Pool
+
+    s, epochs, members = settings, work.training.epochs, settings.pool_size
+    terms = Terms(alpha=s.alpha, beta=s.beta, distance=s.distance, compat=s.compat)
+    first = work.received_one()
+    warmup = 0 if first else settings.warmup_epochs
+    work.expect(epochs=warmup + members * epochs)
+    if first is None:
+        first = work.fit(work.initial, member=0, members=members, epochs=warmup)
+
+    pool = Pool(first)
+    work.keep_member(0, first)
+    for member in range(1, members + 1):
+        start = pool.mean()
+        regulariser = pool_regulariser(terms, [model.vector for model in pool], start.vector)
+        model = work.fit(start, member=member, members=members, epochs=epochs, regulariser=regulariser)
+        pool.append(model)
+        work.keep_member(member, model)
+    return pool.mean()
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError("E-CONFIG-VALUE", message)

@@ -1,0 +1,147 @@
+"""The trainer process: one job, then exit. `python -m fedelmy_node.training.trainer --events-fd N`
+
+    stdin     {"job": {...}}  then  {"go": {"inputs": ["/path", ...]}}      one JSON object per line
+    fd N      {"ready": {...}}  {"event": KIND, "data": {...}} ...          what it says meanwhile
+              {"done": {...}}  or  {"error": {"code", "message", "hint"}}   the last line
+
+Exit codes: 0 done; 1 the error was reported; 3 the daemon is gone; 143 SIGTERM. The end of stdin means that
+the daemon is gone or wants no more: the process ends at once, so it never outlives its daemon.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+from fedelmy_node.config.decode import decode, encode
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.errors import FedelmyError, InternalError, TrainingError
+from fedelmy_node.training.job import Job
+
+__all__ = ["main", "EXIT_ERROR", "EXIT_ORPHANED", "EXIT_TERMINATED"]
+
+EXIT_ERROR: Final = 1
+EXIT_ORPHANED: Final = 3
+EXIT_TERMINATED: Final = 128 + signal.SIGTERM
+
+
+class Line:
+    """The two pipes to the daemon; a thread reads, so that the end of the daemon is noticed at any time."""
+
+    def __init__(self, commands_fd: int, events_fd: int) -> None:
+        self._commands_fd = commands_fd
+        self._events_fd = events_fd
+        self._commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._closing = False
+        threading.Thread(target=self._watch, name="daemon-watch", daemon=True).start()
+
+    def receive(self, kind: str) -> Any:
+        """Wait for the daemon's next command, which must be of this kind."""
+        text = self._commands.get()
+        try:
+            return json.loads(text)[kind]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InternalError("E-INTERNAL", f"the daemon sent {text[:80]!r} instead of {kind!r}") from error
+
+    def send(self, message: Mapping[str, Any], *, last: bool = False) -> None:
+        """Write one line; after the last one the daemon may close its end without ending this process."""
+        self._closing = self._closing or last
+        text = json.dumps(_finite(encode(message)), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        try:
+            while text:
+                text = text[os.write(self._events_fd, text) :]
+        except BrokenPipeError:
+            os._exit(EXIT_ORPHANED)
+
+    def _watch(self) -> None:
+        buffer = b""
+        while data := os.read(self._commands_fd, 65536):
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                self._commands.put(line)
+        if not self._closing:
+            os._exit(EXIT_ORPHANED)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Set the process up, do the job, report how it went."""
+    parser = argparse.ArgumentParser(description="Started by the daemon, not by people.")
+    parser.add_argument("--events-fd", type=int, required=True)
+    events_fd = parser.parse_args(arguments).events_fd
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal belongs to the daemon
+    signal.signal(signal.SIGTERM, _terminate)
+    line = Line(_take_over_stdin(), events_fd)
+    os.set_inheritable(events_fd, False)
+    try:
+        _do(line)
+    except FedelmyError as error:
+        return _fail(line, error)
+    except Exception as error:  # noqa: BLE001 - the process boundary: the traceback goes to the step's log
+        traceback.print_exc()
+        reason = f"the trainer failed: {type(error).__name__}: {error}"
+        return _fail(line, TrainingError("E-TRAINING-CRASH", reason))
+    return 0
+
+
+def _do(line: Line) -> None:
+    job = decode(Job, line.receive("job"), "job")
+    # Imports torch, which takes seconds: not before the job is known to be one.
+    from fedelmy_node.training.step import load, run
+
+    loaded = load(job)
+    line.send({"ready": loaded.summary})
+    inputs = tuple(Path(path) for path in line.receive("go")["inputs"])
+
+    def emit(kind: EventKind, data: Mapping[str, Any]) -> None:
+        line.send({"event": kind.value, "data": data})
+
+    line.send({"done": run(loaded, inputs, emit)}, last=True)
+
+
+def _fail(line: Line, error: FedelmyError) -> int:
+    line.send({"error": {"code": error.code, "message": error.message, "hint": error.hint}}, last=True)
+    return EXIT_ERROR
+
+
+def _take_over_stdin() -> int:
+    """Keep the pipes out of reach of what runs here: user code may read stdin, print, or start processes."""
+    commands_fd = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return commands_fd
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(EXIT_TERMINATED)
+
+
+def _finite(value: Any) -> Any:
+    """The same data with null for NaN and infinity, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # all that matters is on disk and said; unloading torch would hold the device for a second

@@ -1,0 +1,1 @@
+"""fedelmy.v1. Within v1, changes are additive only."""

@@ -1,0 +1,66 @@
+from fedelmy_proto.v1 import control_pb2 as _control_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HealthRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HealthReply(_message.Message):
+    __slots__ = ("serving", "site", "address", "process", "active", "queue", "problems")
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    serving: bool
+    site: str
+    address: str
+    process: int
+    active: str
+    queue: _containers.RepeatedScalarFieldContainer[str]
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, serving: _Optional[bool] = ..., site: _Optional[str] = ..., address: _Optional[str] = ..., process: _Optional[int] = ..., active: _Optional[str] = ..., queue: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RunsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunsReply(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[_control_pb2.RunSummary]
+    def __init__(self, runs: _Optional[_Iterable[_Union[_control_pb2.RunSummary, _Mapping]]] = ...) -> None: ...
+
+class ModelRequest(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class ModelReply(_message.Message):
+    __slots__ = ("run", "path", "sha256", "bytes", "recipe", "data", "indices", "unreadable")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    path: str
+    sha256: str
+    bytes: int
+    recipe: bytes
+    data: str
+    indices: str
+    unreadable: str
+    def __init__(self, run: _Optional[str] = ..., path: _Optional[str] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., recipe: _Optional[bytes] = ..., data: _Optional[str] = ..., indices: _Optional[str] = ..., unreadable: _Optional[str] = ...) -> None: ...

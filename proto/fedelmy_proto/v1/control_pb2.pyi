@@ -1,0 +1,191 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("site", "version", "contracts", "torch", "platform", "device", "data", "peers", "free_bytes", "clock", "runs")
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONTRACTS_FIELD_NUMBER: _ClassVar[int]
+    TORCH_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    site: str
+    version: str
+    contracts: _containers.RepeatedScalarFieldContainer[str]
+    torch: str
+    platform: str
+    device: str
+    data: str
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    free_bytes: int
+    clock: float
+    runs: _containers.RepeatedCompositeFieldContainer[RunSummary]
+    def __init__(self, site: _Optional[str] = ..., version: _Optional[str] = ..., contracts: _Optional[_Iterable[str]] = ..., torch: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., data: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ..., clock: _Optional[float] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ...) -> None: ...
+
+class RunSummary(_message.Message):
+    __slots__ = ("run", "state", "federation", "changed_at")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    state: str
+    federation: str
+    changed_at: float
+    def __init__(self, run: _Optional[str] = ..., state: _Optional[str] = ..., federation: _Optional[str] = ..., changed_at: _Optional[float] = ...) -> None: ...
+
+class Signed(_message.Message):
+    __slots__ = ("payload", "signature", "certificate")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    signature: bytes
+    certificate: bytes
+    def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("slice", "check_only")
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_ONLY_FIELD_NUMBER: _ClassVar[int]
+    slice: Signed
+    check_only: bool
+    def __init__(self, slice: _Optional[_Union[Signed, _Mapping]] = ..., check_only: _Optional[bool] = ...) -> None: ...
+
+class PrepareReply(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: bytes
+    def __init__(self, report: _Optional[bytes] = ...) -> None: ...
+
+class StartRequest(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class StartReply(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    def __init__(self, state: _Optional[str] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("run", "after")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    after: int
+    def __init__(self, run: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("seq", "time", "run", "site", "step", "kind", "data")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    time: float
+    run: str
+    site: str
+    step: str
+    kind: str
+    data: bytes
+    def __init__(self, seq: _Optional[int] = ..., time: _Optional[float] = ..., run: _Optional[str] = ..., site: _Optional[str] = ..., step: _Optional[str] = ..., kind: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("cancel",)
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    cancel: Signed
+    def __init__(self, cancel: _Optional[_Union[Signed, _Mapping]] = ...) -> None: ...
+
+class CancelReply(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    def __init__(self, state: _Optional[str] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class ReportReply(_message.Message):
+    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    EDGES_FIELD_NUMBER: _ClassVar[int]
+    LAST_EVENT_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    site: str
+    state: str
+    code: str
+    message: str
+    steps: _containers.RepeatedCompositeFieldContainer[StepReport]
+    edges: _containers.RepeatedCompositeFieldContainer[EdgeReport]
+    last_event: int
+    parameters: int
+    bundle_bytes: int
+    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ...) -> None: ...
+
+class StepReport(_message.Message):
+    __slots__ = ("step", "kind", "state", "sha256", "bytes", "result", "started_at", "ended_at")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    step: str
+    kind: str
+    state: str
+    sha256: str
+    bytes: int
+    result: bytes
+    started_at: float
+    ended_at: float
+    def __init__(self, step: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[str] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., result: _Optional[bytes] = ..., started_at: _Optional[float] = ..., ended_at: _Optional[float] = ...) -> None: ...
+
+class EdgeReport(_message.Message):
+    __slots__ = ("edge", "sender", "receiver", "carries", "state", "bytes", "sha256")
+    EDGE_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    CARRIES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    edge: str
+    sender: str
+    receiver: str
+    carries: str
+    state: str
+    bytes: int
+    sha256: str
+    def __init__(self, edge: _Optional[str] = ..., sender: _Optional[str] = ..., receiver: _Optional[str] = ..., carries: _Optional[str] = ..., state: _Optional[str] = ..., bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,81 @@
+"""What many tests need: a real CA with real sites. Keys are made once per session; nothing here is mocked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from fedelmy_launcher import authority
+from fedelmy_node.identity import keystore
+from fedelmy_node.identity.certificates import Subject, fingerprint, to_pem
+from fedelmy_node.identity.keystore import Identity
+
+Forge = Callable[..., Identity]
+
+
+@pytest.fixture(scope="session")
+def federation_ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a federation's CA, as `fedelmy-launch ca init` makes it."""
+    directory = tmp_path_factory.mktemp("federation") / "ca"
+    authority.init(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def identities(federation_ca: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Identity]:
+    """The sites `north` and `south`, and the `operator`, of one federation."""
+    found = {"operator": keystore.load(federation_ca / "operator")}
+    for name in ("north", "south"):
+        home = tmp_path_factory.mktemp(name) / "identity"
+        keystore.init(home, name, "site")
+        signed = authority.sign(federation_ca, home / "request.csr", home.parent / f"{name}.pem")
+        found[name] = keystore.install(home, signed.path)
+    return found
+
+
+@pytest.fixture(scope="session")
+def forge(federation_ca: Path) -> Forge:
+    """Certificates that `ca sign` would never make, signed with the real CA's key."""
+    ca_key = keystore.read_key(federation_ca / "ca.key")
+    ca = x509.load_pem_x509_certificate((federation_ca / "ca.pem").read_bytes())
+
+    def make(
+        dns: str = "south.site.fedelmy",
+        *,
+        begins_days: float = -1,
+        ends_days: float = 1,
+        usages: tuple[x509.ObjectIdentifier, ...] = (
+            ExtendedKeyUsageOID.SERVER_AUTH,
+            ExtendedKeyUsageOID.CLIENT_AUTH,
+        ),
+        more_names: tuple[x509.GeneralName, ...] = (),
+        curve: ec.EllipticCurve | None = None,
+    ) -> Identity:
+        key, now = ec.generate_private_key(curve or ec.SECP256R1()), datetime.now(UTC)
+        names = x509.SubjectAlternativeName([x509.DNSName(dns), *more_names])
+        builder = x509.CertificateBuilder(
+            subject_name=x509.Name([]), issuer_name=ca.subject, public_key=key.public_key()
+        )
+        builder = builder.serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now + timedelta(days=begins_days))
+        builder = builder.not_valid_after(now + timedelta(days=ends_days))
+        builder = builder.add_extension(names, critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        leaf = builder.sign(ca_key, hashes.SHA256())
+        return Identity(
+            subject=Subject.of("south", "site"),
+            key_pem=keystore.encode_key(key),
+            certificate_pem=to_pem(leaf),
+            ca_pem=to_pem(ca),
+            not_after=leaf.not_valid_after_utc,
+            fingerprint=fingerprint(key.public_key()),
+        )
+
+    return make

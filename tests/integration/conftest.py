@@ -1,0 +1,56 @@
+"""Real servers on port 0, each with one small service of every kind of call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from fedelmy_node.domain.names import Address
+from fedelmy_node.rpc.guard import Guard, Rule, caller
+from fedelmy_node.rpc.serve import make_server
+
+Serve = Callable[..., Address]
+
+
+class _Echo(grpc.GenericRpcHandler):
+    """`/test.Echo/...`: answers bytes with bytes; `more` adds methods."""
+
+    def __init__(self, more: Mapping[str, Any]) -> None:
+        self.methods = {
+            "Say": grpc.unary_unary_rpc_method_handler(lambda request, _: request),
+            "WhoAmI": grpc.unary_unary_rpc_method_handler(lambda _, context: str(caller(context)).encode()),
+            "Count": grpc.unary_stream_rpc_method_handler(lambda request, _: iter([request] * 3)),
+            "Sum": grpc.stream_unary_rpc_method_handler(lambda requests, _: b"".join(requests)),
+            "Chat": grpc.stream_stream_rpc_method_handler(lambda requests, _: iter(list(requests))),
+            **more,
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return self.methods.get(handler_call_details.method.removeprefix("/test.Echo/"))
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start servers that stop when the test ends; unless a guard is given, everybody may call everything."""
+    with ExitStack() as running:
+
+        def start(
+            identity: Any, *, guard: Guard | None = None, more: Mapping[str, Any] | None = None
+        ) -> Address:
+            echo = _Echo(more or {})
+            everybody = Rule(roles=("site", "operator"), budget="control")
+            rules = {f"/test.Echo/{method}": everybody for method in echo.methods}
+            guard = guard or Guard(rules, {"control": 4}, secure=identity is not None)
+            server, address = make_server(
+                Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers
+            )
+            server.add_generic_rpc_handlers((echo,))
+            server.start()
+            running.callback(lambda: server.stop(0).wait(10))
+            return address
+
+        yield start

@@ -1,0 +1,177 @@
+"""The CA: what it signs, what it refuses, and what it remembers."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from fedelmy_launcher import authority
+from fedelmy_launcher.cli.ca import ca as ca_command
+from fedelmy_node.cli.identity import identity as identity_command
+from fedelmy_node.errors import ConfigError, FedelmyError, IdentityError
+from fedelmy_node.identity import keystore
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Path:
+    authority.init(tmp_path / "ca", "alice")
+    return tmp_path / "ca"
+
+
+def request_of(directory: Path, name: str = "north", role: authority.Role = "site") -> Path:
+    keystore.init(directory, name, role)
+    return directory / "request.csr"
+
+
+def test_init_makes_a_ca_and_its_operator(ca: Path) -> None:
+    assert ca.stat().st_mode & 0o777 == 0o700
+    assert (ca / "ca.key").stat().st_mode & 0o777 == 0o600
+    alice = keystore.load(ca / "operator")
+    assert str(alice.subject) == "operator/alice"
+    certificate = x509.load_pem_x509_certificate((ca / "ca.pem").read_bytes())
+    usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+    constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert usage.key_cert_sign and not usage.digital_signature
+    assert constraints.critical and constraints.value.ca and constraints.value.path_length == 0
+
+
+def test_init_never_overwrites(ca: Path) -> None:
+    key = (ca / "ca.key").read_bytes()
+    with pytest.raises(IdentityError, match="E-IDENTITY-EXISTS"):
+        authority.init(ca)
+    assert (ca / "ca.key").read_bytes() == key
+
+
+def test_a_failed_init_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError):
+        authority.init(tmp_path / "ca", "Not A Name")
+    with monkeypatch.context() as patch:
+        patch.setattr(keystore, "install", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            authority.init(tmp_path / "ca")
+    assert list(tmp_path.iterdir()) == []
+    authority.init(tmp_path / "ca")
+
+
+def test_a_leaf_is_what_tls_needs(ca: Path, tmp_path: Path) -> None:
+    signed = authority.sign(ca, request_of(tmp_path / "north"), tmp_path / "north.pem", days=7)
+    leaf, issuer = x509.load_pem_x509_certificates(signed.path.read_bytes())
+    assert issuer == x509.load_pem_x509_certificate((ca / "ca.pem").read_bytes())
+    extensions = leaf.extensions
+    assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert extensions.get_extension_for_class(x509.KeyUsage).value.digital_signature
+    assert not extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["north.site.fedelmy"]
+    age = datetime.now(UTC) - leaf.not_valid_before_utc
+    assert timedelta(minutes=4) < age < timedelta(minutes=10), "slow clocks are forgiven"
+    assert timedelta(days=6) < signed.not_after - datetime.now(UTC) <= timedelta(days=7)
+
+
+def test_a_leaf_does_not_outlive_its_ca(ca: Path, tmp_path: Path) -> None:
+    signed = authority.sign(ca, request_of(tmp_path / "north"), tmp_path / "north.pem", days=36_500)
+    certificate = x509.load_pem_x509_certificate((ca / "ca.pem").read_bytes())
+    assert signed.not_after == certificate.not_valid_after_utc
+
+
+def test_a_name_keeps_its_key_unless_replaced(ca: Path, tmp_path: Path) -> None:
+    first, second = request_of(tmp_path / "first"), request_of(tmp_path / "second")
+    out = tmp_path / "north.pem"
+    serials = set()
+    for _ in range(2):  # a renewal of the same key needs no leave
+        authority.sign(ca, first, out)
+        serials.add(x509.load_pem_x509_certificates(out.read_bytes())[0].serial_number)
+    with pytest.raises(IdentityError, match="E-IDENTITY-EXISTS"):
+        authority.sign(ca, second, out)
+    authority.sign(ca, second, out, replace=True)
+    with pytest.raises(IdentityError, match="E-IDENTITY-EXISTS"):
+        authority.sign(ca, first, out)
+    assert len(serials) == 2
+    assert [line.name for line in authority.issued(ca)] == ["alice", "north", "north", "north"]
+
+
+def test_the_ca_decides_about_roles(ca: Path, tmp_path: Path) -> None:
+    asks_too_much = request_of(tmp_path / "mallory", "mallory", "operator")
+    with pytest.raises(IdentityError, match="E-IDENTITY-ROLE"):
+        authority.sign(ca, asks_too_much, tmp_path / "out.pem")
+    with pytest.raises(IdentityError, match="E-IDENTITY-ROLE"):
+        authority.sign(ca, request_of(tmp_path / "north"), tmp_path / "out.pem", role="operator")
+    assert not (tmp_path / "out.pem").exists()
+    assert len(authority.issued(ca)) == 1
+
+
+def csr(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, *names: str) -> bytes:
+    builder = x509.CertificateSigningRequestBuilder(subject_name=x509.Name([]))
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False
+    )
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def test_other_requests_are_refused(ca: Path, tmp_path: Path) -> None:
+    p256, p384 = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP384R1())
+    damaged = bytearray(
+        x509.load_pem_x509_csr(csr(p256, "north.site.fedelmy")).public_bytes(serialization.Encoding.DER)
+    )
+    damaged[-1] ^= 1
+    broken = x509.load_der_x509_csr(bytes(damaged)).public_bytes(serialization.Encoding.PEM)
+    requests = {
+        "empty": b"",
+        "another curve": csr(p384, "north.site.fedelmy"),
+        "RSA": csr(rsa.generate_private_key(65537, 2048), "north.site.fedelmy"),
+        "two names": csr(p256, "north.site.fedelmy", "south.site.fedelmy"),
+        "a bad name": csr(p256, "North.site.fedelmy"),
+        "a damaged signature": broken,
+    }
+    for case, content in requests.items():
+        path = tmp_path / "request.csr"
+        path.write_bytes(content)
+        with pytest.raises(IdentityError, match="E-IDENTITY-FILE"):
+            authority.sign(ca, path, tmp_path / "out.pem")
+        assert not (tmp_path / "out.pem").exists(), case
+
+
+def test_a_missing_or_damaged_ca_is_named(ca: Path, tmp_path: Path) -> None:
+    request = request_of(tmp_path / "north")
+    with pytest.raises(IdentityError, match="E-IDENTITY-MISSING") as raised:
+        authority.sign(tmp_path / "nowhere", request, tmp_path / "out.pem")
+    assert "ca init" in raised.value.hint
+    with (ca / "issued.jsonl").open("a") as register:
+        register.write('{"name": "no')
+    with pytest.raises(IdentityError, match=r"E-IDENTITY-FILE.*line 2"):
+        authority.sign(ca, request, tmp_path / "out.pem")
+
+
+def invoke(command: object, *arguments: str | Path) -> str:
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)  # type: ignore[arg-type]
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_three_commands_of_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = ["--state", tmp_path / "state"]
+    invoke(ca_command, "init")
+    made = invoke(identity_command, "init", "--site", "north", *state, "--out", "north.csr")
+    shown = json.loads(invoke(identity_command, "show", "--json", *state))
+    assert shown["fingerprint"] in made and shown["not_after"] is None
+    signed = json.loads(invoke(ca_command, "sign", "north.csr", "--yes", "--json"))
+    assert signed["fingerprint"] == shown["fingerprint"]
+    assert "doctor" in invoke(identity_command, "install", signed["path"], *state)
+    shown = json.loads(invoke(identity_command, "show", "--json", *state))
+    assert shown["not_after"] == signed["not_after"]
+
+
+def test_signing_asks_unless_told(ca: Path, tmp_path: Path) -> None:
+    request = request_of(tmp_path / "north")
+    with pytest.raises(FedelmyError, match=keystore.pending(tmp_path / "north").fingerprint) as raised:
+        invoke(ca_command, "sign", request, "--dir", ca, "--out", tmp_path / "out.pem")
+    assert "--yes" in raised.value.hint
+    assert not (tmp_path / "out.pem").exists()

@@ -1,0 +1,210 @@
+"""Fitting one model: which epoch is kept, what is told, and that nothing but the seed decides the result."""
+
+import dataclasses
+
+import pytest
+import torch
+from small_recipes import NORTH, samples, task
+from torch import nn
+from torch.nn import functional
+
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.federation import Training
+from fedelmy_node.errors import TrainingError
+from fedelmy_node.training import fit as module
+from fedelmy_node.training.batches import Batches
+from fedelmy_node.training.distances import Terms, pool_regulariser
+from fedelmy_node.training.fit import Assignment, Bench, fit
+from fedelmy_node.training.flat import FlatModel
+from fedelmy_node.training.progress import Progress
+
+TASK = task(classes=3, size=4)
+CPU = torch.device("cpu")
+
+
+def net(*layers, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), *layers, nn.Linear(8, 3))
+
+
+def make_bench(network, *, train=40, validation=12, training=None, visit=1, events=None):
+    training = training or Training(epochs=3, batch_size=16, learning_rate=0.01)
+    return Bench(
+        model=FlatModel(network),
+        batches=Batches(samples(train, task=TASK), TASK.input, training, run_seed=1, device=CPU),
+        validation=samples(validation, task=TASK, seed=1),
+        input=TASK.input,
+        training=training,
+        run_seed=1,
+        site=NORTH,
+        visit=visit,
+        emit=lambda kind, data: events.append((kind, data)) if events is not None else None,
+        progress=Progress(),
+    )
+
+
+def assignment(member=1, epochs=3):
+    return Assignment(member=member, members=2, epochs=epochs)
+
+
+def test_is_ordinary_training_with_adam():
+    """The same numbers as a plain loop over separate parameters, but for the last bits."""
+    bench, plain = make_bench(net(nn.ReLU()), validation=0), net(nn.ReLU())
+    result = fit(bench, assignment(), bench.model.weights())
+    adam = torch.optim.Adam(plain.parameters(), lr=0.01, weight_decay=1e-4, foreach=False)
+    for epoch in (1, 2, 3):
+        for images, labels in bench.batches.epoch((NORTH, 1, 1, epoch)):
+            adam.zero_grad()
+            functional.cross_entropy(plain(images), labels).backward()
+            adam.step()
+    wanted = torch.cat([parameter.detach().reshape(-1) for parameter in plain.parameters()])
+    assert torch.allclose(result.weights.vector[: len(wanted)], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_optimizer_is_fresh_for_every_fit():
+    bench = make_bench(net())
+    start = bench.model.weights()
+    first = fit(bench, assignment(), start)
+    second = fit(bench, assignment(), start)
+    assert torch.equal(first.weights.vector, second.weights.vector)
+    assert not torch.equal(first.weights.vector, start.vector)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "kept"),
+    [([0.5, 0.7, 0.7, 0.6], 2), ([0.0, 0.0, 0.0, 0.0], 1), ([0.1, 0.2, 0.3, 0.4], 4), ([None] * 4, 4)],
+)
+def test_the_earliest_of_the_best_epochs_is_kept(monkeypatch, accuracies, kept):
+    seen = []
+
+    def scripted(bench):
+        seen.append(bench.model.weights())
+        return accuracies[len(seen) - 1]
+
+    monkeypatch.setattr(module, "validate", scripted)
+    bench = make_bench(net())
+    best = fit(bench, assignment(epochs=4), bench.model.weights())
+    assert (best.epoch, best.accuracy) == (kept, accuracies[kept - 1])
+    assert torch.equal(best.weights.vector, seen[kept - 1].vector)
+
+
+def test_events_tell_every_epoch_and_the_member():
+    events = []
+    bench = make_bench(net(), events=events)
+    bench.progress.expect(3)
+    best = fit(bench, assignment(member=2), bench.model.weights())
+    kinds = [kind for kind, _ in events]
+    assert kinds == [EventKind.EPOCH] * 3 + [EventKind.MEMBER]
+    first, last, member = events[0][1], events[2][1], events[3][1]
+    assert {"phase": "member", "member": 2, "members": 2, "epoch": 1, "epochs": 3}.items() <= first.items()
+    assert last["loss"] < first["loss"]
+    assert last["eta_seconds"] == 0
+    assert "d1" not in first
+    assert (member["epoch"], member["accuracy"]) == (best.epoch, best.accuracy)
+    assert max(data["accuracy"] for _, data in events) == best.accuracy
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_samples():
+    events = []
+    training = Training(epochs=1, batch_size=16, learning_rate=1e-9)
+    bench = make_bench(net(), training=training, events=events)
+    fit(bench, assignment(epochs=1), bench.model.weights())
+    data = samples(40, task=TASK)
+    loss = functional.cross_entropy(bench.model.module(data.images), data.labels).item()
+    assert events[0][1]["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_warm_up_is_no_member():
+    events = []
+    bench = make_bench(net(), events=events)
+    fit(bench, assignment(member=0, epochs=1), bench.model.weights())
+    assert [(kind, data["phase"]) for kind, data in events] == [(EventKind.EPOCH, "warm-up")]
+
+
+def test_without_epochs_the_start_is_the_result():
+    bench = make_bench(net())
+    start = bench.model.weights()
+    best = fit(bench, assignment(member=0, epochs=0), start)
+    assert best.epoch == 0
+    assert torch.equal(best.weights.vector, start.vector)
+
+
+def test_the_regulariser_acts_and_is_told():
+    events = []
+    bench = make_bench(net(), events=events, validation=0)
+    start = bench.model.weights()
+
+    def distance(**weights):
+        terms = Terms(**{"alpha": 0.0, "beta": 0.0, "distance": "l2", "compat": "paper"} | weights)
+        regulariser = pool_regulariser(terms, [start.vector], start.vector)
+        end = fit(bench, assignment(epochs=30), start, regulariser).weights.vector
+        return (end - start.vector).norm().item()
+
+    held, free, pushed = distance(beta=5.0), distance(), distance(alpha=5.0)
+    assert held < free / 2
+    assert pushed > free * 2
+    _, data = events[29]
+    assert 0 < data["d1"] == data["d2"]
+    assert data["d2"] == pytest.approx(held, rel=0.5)
+
+
+def test_dropout_depends_on_the_place_alone():
+    network = net(nn.Dropout(0.5))
+    bench, elsewhere = make_bench(network), make_bench(net(nn.Dropout(0.5)), visit=2)
+    start = bench.model.weights()
+    torch.manual_seed(123)
+    first = fit(bench, assignment(), start)
+    torch.manual_seed(456)
+    again = fit(bench, assignment(), start)
+    other = fit(elsewhere, assignment(), start)
+    assert torch.equal(first.weights.vector, again.weights.vector)
+    assert not torch.equal(first.weights.vector, other.weights.vector)
+
+
+@pytest.mark.parametrize("train", [1, 17])
+def test_a_last_batch_of_one_sample_is_learned_from_in_spite_of_batch_norm(train):
+    bench = make_bench(net(nn.BatchNorm1d(8)), train=train)
+    start = bench.model.weights()
+    best = fit(bench, assignment(), start)
+    assert not torch.equal(best.weights.vector, start.vector)
+    counted = best.weights.rest["2.num_batches_tracked"].item()
+    assert counted == (0 if train == 1 else best.epoch)
+
+
+def test_divergence_names_member_and_epoch():
+    training = Training(epochs=4, batch_size=16, learning_rate=100.0)
+    bench = make_bench(net(*[nn.Linear(8, 8) for _ in range(30)]), training=training)
+    with pytest.raises(TrainingError) as caught:
+        fit(bench, assignment(epochs=4), bench.model.weights())
+    assert caught.value.code == "E-TRAINING-DIVERGED"
+    assert "member 1 of 2" in caught.value.message
+    assert "epoch" in caught.value.message
+
+
+def test_an_epoch_can_be_resumed_at_any_batch():
+    """What a checkpoint will rely on: the rest of an epoch does not depend on having seen its beginning."""
+    bench = make_bench(net(nn.Dropout(0.5)))
+    start = bench.model.weights()
+    whole = fit(bench, assignment(epochs=1), start)
+
+    bench.model.load(start)
+    state = module.FitState(
+        model=bench.model,
+        optimizer=module.new_optimizer(bench.model, bench.training),
+        sums=torch.zeros(3, dtype=torch.float64),
+    )
+    batches, length = bench.batches, len(bench.batches)
+
+    class Interrupted:
+        def epoch(self, place, *, start):
+            for number, batch in enumerate(batches.epoch(place, start=start), start):
+                if number == 1:
+                    return
+                yield batch
+
+    module._train_epoch(dataclasses.replace(bench, batches=Interrupted()), assignment(), state, None)
+    assert state.batch == 1
+    torch.rand(7)
+    module._train_epoch(bench, assignment(), state, None)
+    assert state.batch == length
+    assert torch.equal(bench.model.theta, whole.weights.vector)

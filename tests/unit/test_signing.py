@@ -1,0 +1,91 @@
+"""Only an operator's signature counts, only on what was signed, and only for what it was signed for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from fedelmy_launcher import authority
+from fedelmy_node.errors import IdentityError
+from fedelmy_node.identity import keystore
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.signing import Purpose, sign, verify
+
+PLAN = b'{"run":"r1"}'
+
+
+def test_an_operator_signs(identities: Mapping[str, Identity]) -> None:
+    signature = sign(identities["operator"], PLAN, purpose=Purpose.PLAN)
+    assert (
+        str(verify(PLAN, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)) == "operator/operator"
+    )
+
+
+def test_a_plan_is_not_a_cancel(identities: Mapping[str, Identity]) -> None:
+    signature = sign(identities["operator"], PLAN, purpose=Purpose.PLAN)
+    for purpose in set(Purpose) - {Purpose.PLAN}:
+        with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
+            verify(PLAN, signature, identities["north"].ca_pem, purpose=purpose)
+
+
+def test_another_payload_is_refused(identities: Mapping[str, Identity]) -> None:
+    signature = sign(identities["operator"], PLAN, purpose=Purpose.PLAN)
+    for payload in (PLAN + b" ", b"", PLAN[:-1]):
+        with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
+            verify(payload, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)
+
+
+@pytest.mark.parametrize("value", [b"", b"\x00" * 72, b"\xff" * 200])
+def test_garbage_is_refused(identities: Mapping[str, Identity], value: bytes) -> None:
+    signature = replace(sign(identities["operator"], PLAN, purpose=Purpose.PLAN), value=value)
+    with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
+        verify(PLAN, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)
+
+
+def test_a_site_may_not_sign(identities: Mapping[str, Identity]) -> None:
+    signature = sign(identities["south"], PLAN, purpose=Purpose.PLAN)
+    with pytest.raises(IdentityError, match=r"E-IDENTITY-ROLE.*site/south"):
+        verify(PLAN, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)
+
+
+def test_another_certificate_does_not_fit(
+    identities: Mapping[str, Identity], federation_ca: Path, tmp_path: Path
+) -> None:
+    keystore.init(tmp_path / "bob", "bob", "operator")
+    signed = authority.sign(
+        federation_ca, tmp_path / "bob" / "request.csr", tmp_path / "bob.pem", role="operator"
+    )
+    bob = keystore.install(tmp_path / "bob", signed.path)
+    signature = replace(
+        sign(identities["operator"], PLAN, purpose=Purpose.PLAN), certificate_pem=bob.certificate_pem
+    )
+    with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
+        verify(PLAN, signature, bob.ca_pem, purpose=Purpose.PLAN)
+
+
+def test_another_federations_operator_is_refused(identities: Mapping[str, Identity], tmp_path: Path) -> None:
+    authority.init(tmp_path / "other")
+    stranger = keystore.load(tmp_path / "other" / "operator")
+    signature = sign(stranger, PLAN, purpose=Purpose.PLAN)
+    with pytest.raises(IdentityError, match="E-IDENTITY-UNTRUSTED"):
+        verify(PLAN, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)
+
+
+def test_an_expired_operator_is_refused(identities: Mapping[str, Identity]) -> None:
+    operator = identities["operator"]
+    signature = sign(operator, PLAN, purpose=Purpose.PLAN)
+    later = operator.not_after + timedelta(days=1)
+    with pytest.raises(IdentityError, match="E-IDENTITY-EXPIRED"):
+        verify(PLAN, signature, operator.ca_pem, purpose=Purpose.PLAN, now=later)
+
+
+def test_a_signature_carries_one_certificate(identities: Mapping[str, Identity]) -> None:
+    operator = identities["operator"]
+    signature = sign(operator, PLAN, purpose=Purpose.PLAN)
+    for pem in (b"", operator.certificate_pem + operator.ca_pem):
+        with pytest.raises(IdentityError):
+            verify(PLAN, replace(signature, certificate_pem=pem), operator.ca_pem, purpose=Purpose.PLAN)

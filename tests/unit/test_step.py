@@ -1,0 +1,184 @@
+"""Jobs from their description to their outcome, in one process, as simulation runs them."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from small_recipes import job, recipe, task
+
+from fedelmy_node.bundles.check import check_bundle
+from fedelmy_node.bundles.header import read_header
+from fedelmy_node.config.decode import encode
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.federation import ModelSpec, Training
+from fedelmy_node.errors import BundleError, ConfigError, RunError, TrainingError
+from fedelmy_node.training.bundle import read_bundle, write_bundle
+from fedelmy_node.training.step import load, run
+
+
+def ignore(kind, data):
+    """Nobody listens."""
+
+
+def do(wanted, *inputs, emit=ignore):
+    return run(load(wanted), inputs, emit)
+
+
+@pytest.fixture(autouse=True)
+def _restore_torch():
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trained") / "first.safetensors"
+    return path, do(job("train", recipe(), output=path))
+
+
+def test_prepare_describes_the_bundle_that_training_writes(trained):
+    path, outcome = trained
+    prepared = do(job("prepare", recipe()))
+    assert prepared.manifest == read_header(path).manifest
+    assert prepared.report["bundle_bytes"] == outcome.bytes == path.stat().st_size
+    assert prepared.report["parameters"] == 17_226
+    assert prepared.report["samples"] == {"train": 1457, "validation": 161, "test": 179}
+    assert sum(prepared.report["class_counts"].values()) == 1797
+    assert prepared.report["missing_classes"] == []
+    assert prepared.report["torch"] == torch.__version__
+    assert prepared.report["device"] == "cpu"
+    assert prepared.sha256 is None
+    json.dumps(encode(prepared), allow_nan=False)
+
+
+def test_a_chain_of_two_sites_learns_the_digits(trained, tmp_path):
+    path, outcome = trained
+    events = []
+    second = do(
+        job("train", recipe(), site="south", output=tmp_path / "second"),
+        path,
+        emit=lambda *event: events.append(event),
+    )
+    assert len(second.report["member_accuracies"]) == 2
+    assert second.report["validation_accuracy"] > 0.8
+    assert {data["phase"] for kind, data in events if kind is EventKind.EPOCH} == {"member"}
+    check_bundle(tmp_path / "second", read_header(path).manifest)
+
+    result = do(job("evaluate", recipe()), tmp_path / "second").report
+    assert result["samples"] == 179
+    assert result["accuracy"] > 0.8
+    assert list(result["classes"]) == [str(digit) for digit in range(10)]
+    json.dumps(result, allow_nan=False)
+
+
+def test_nothing_of_an_earlier_job_shows_in_a_later_one(trained, tmp_path):
+    """The same job after others with another model, other threads and other random numbers."""
+    _, outcome = trained
+    other = recipe(model="cnn-small", seed=3, training=Training(epochs=1, batch_size=100, threads=1))
+    first = do(job("train", other, site="west", output=tmp_path / "other"))
+    torch.manual_seed(99)
+    again = do(job("train", recipe(), output=tmp_path / "again"))
+    assert (again.sha256, again.bytes) == (outcome.sha256, outcome.bytes)
+    assert again.report == outcome.report
+    assert do(job("train", other, site="west", output=tmp_path / "other")) == first
+
+
+def test_a_loaded_job_can_be_run_twice(trained, tmp_path):
+    loaded = load(job("train", recipe(), output=tmp_path / "b"))
+    assert run(loaded, (), ignore) == run(loaded, (), ignore) == trained[1]
+
+
+@pytest.mark.parametrize("change", [{"seed": 8}, {"alpha": 1.0}, {"training": Training(epochs=3, batch_size=64)}])
+def test_the_recipe_decides(trained, tmp_path, change):
+    assert do(job("train", recipe(**change), output=tmp_path / "b")).sha256 != trained[1].sha256
+
+
+def test_site_and_visit_decide(trained, tmp_path):
+    elsewhere = job("train", recipe(), site="south", output=tmp_path / "b")
+    later = dataclasses.replace(job("train", recipe(), output=tmp_path / "b"), visit=2)
+    assert len({do(elsewhere).sha256, do(later).sha256, trained[1].sha256}) == 3
+
+
+def test_the_pool_is_kept_if_the_site_wants_it(trained, tmp_path):
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    outcome = do(job("train", recipe(), output=tmp_path / "b", keep_pool=pool))
+    assert outcome.sha256 == trained[1].sha256
+    members = sorted(pool.iterdir())
+    assert [path.name for path in members] == [f"member-{number:03d}.safetensors" for number in range(3)]
+    states = [read_bundle(path)["model"] for path in members]
+    mean = read_bundle(tmp_path / "b")["model"]
+    for name, tensor in mean.items():
+        wanted = torch.stack([state[name] for state in states]).double().mean(dim=0)
+        assert torch.allclose(tensor.double(), wanted, atol=1e-7)
+
+
+def test_weights_of_another_model_are_refused(trained, tmp_path):
+    other = recipe(model="cnn-small")
+    for kind in ("train", "evaluate"):
+        with pytest.raises(BundleError, match="E-BUNDLE-MANIFEST"):
+            do(job(kind, other, output=tmp_path / "b"), trained[0])
+
+
+def test_weights_that_are_not_finite_are_refused(trained, tmp_path):
+    state = read_bundle(trained[0])
+    state["model"]["1.weight"][0, 0] = float("nan")
+    write_bundle(tmp_path / "bad", state)
+    with pytest.raises(BundleError, match="E-BUNDLE-NONFINITE"):
+        do(job("evaluate", recipe()), tmp_path / "bad")
+
+
+def test_evaluate_needs_its_one_input():
+    with pytest.raises(RunError, match="E-RUN-PLAN"):
+        do(job("evaluate", recipe()))
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "tpu", "cuda:x", ""])
+def test_a_device_that_is_not_there_is_named(device):
+    with pytest.raises(ConfigError) as caught:
+        load(job("prepare", recipe(), device=device))
+    assert caught.value.code == "E-CONFIG-DEVICE"
+    assert repr(device) in caught.value.message
+
+
+def test_auto_finds_a_device():
+    assert do(job("prepare", recipe(), device="auto")).report["device"] in ("cpu", "cuda")
+
+
+def test_a_model_that_does_not_fit_is_found_by_prepare():
+    big = dataclasses.replace(recipe(), model=ModelSpec(name="cnn"))
+    with pytest.raises(TrainingError, match="E-TRAINING-MODEL"):
+        load(job("prepare", big))
+
+
+def test_left_out_files_are_told(trained):
+    loaded = load(job("prepare", recipe()))
+    loaded = dataclasses.replace(loaded, data=dataclasses.replace(loaded.data, left_out=3))
+    events = []
+    assert run(loaded, (), lambda *event: events.append(event)).report["left_out"] == 3
+    ((kind, data),) = events
+    assert (kind, data["code"]) == (EventKind.WARNING, "E-DATA-UNREADABLE")
+    assert "3 file(s)" in data["message"]
+
+
+def test_threads_are_the_recipes():
+    load(job("prepare", recipe(training=Training(epochs=1, threads=1))))
+    assert torch.get_num_threads() == 1
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_batch_norm_statistics_travel(tmp_path):
+    """A model with buffers through a whole step: they are part of the bundle and of the mean."""
+    small = dataclasses.replace(
+        recipe(pool_size=1, warmup_epochs=0, training=Training(epochs=1, batch_size=500)),
+        task=task(size=8),
+        model=ModelSpec(name="torchvision:shufflenet_v2_x0_5"),
+    )
+    outcome = do(job("train", small, output=tmp_path / "b"))
+    state = read_bundle(tmp_path / "b")["model"]
+    assert outcome.report["validation_accuracy"] is not None
+    assert state["conv1.1.num_batches_tracked"].item() == 3
+    assert state["conv1.1.running_var"].isfinite().all()

@@ -1,0 +1,171 @@
+"""The trainer as a process: its lines, its exit codes, and that it never outlives its daemon."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_recipes import job, recipe
+
+from fedelmy_node.config.decode import decode, encode
+from fedelmy_node.domain.federation import Training
+from fedelmy_node.training.job import Outcome
+from fedelmy_node.training.step import load, run
+
+MODULE = ["-m", "fedelmy_node.training.trainer"]
+
+
+class Daemon:
+    """Plays the daemon's part: two pipes and a child."""
+
+    def __init__(self, program=MODULE):
+        events, events_fd = os.pipe()
+        self.child = subprocess.Popen(
+            [sys.executable, *program, "--events-fd", str(events_fd)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[events_fd],
+        )
+        os.close(events_fd)
+        self.events = os.fdopen(events, encoding="utf-8")
+
+    def send(self, message):
+        text = message if isinstance(message, bytes) else json.dumps(message, default=str).encode()
+        self.child.stdin.write(text + b"\n")
+        self.child.stdin.flush()
+
+    def receive(self):
+        return json.loads(self.events.readline(), parse_constant=pytest.fail)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.child.kill()
+        self.child.wait()
+        for stream in (self.child.stdin, self.child.stdout, self.child.stderr, self.events):
+            stream.close()
+
+
+@pytest.fixture
+def daemon():
+    with Daemon() as daemon:
+        yield daemon
+
+
+def long_job(tmp_path):
+    training = Training(epochs=100_000, batch_size=64)
+    return job("train", recipe(training=training), output=tmp_path / "bundle")
+
+
+def test_a_train_job_gives_the_same_bytes_as_in_this_process(daemon, tmp_path):
+    wanted = job("train", recipe(), output=tmp_path / "theirs")
+    daemon.send({"job": encode(wanted)})
+    ready = daemon.receive()["ready"]
+    assert (ready["train"], ready["validation"], ready["test"]) == (1457, 161, 179)
+    daemon.child.send_signal(signal.SIGINT)  # the terminal's Ctrl-C is for the daemon
+    daemon.send({"go": {"inputs": []}})
+    messages = [daemon.receive()]
+    while "event" in messages[-1]:
+        messages.append(daemon.receive())
+    assert [message["event"] for message in messages[:-1]] == ["epoch"] * 3 + ["member"] + ["epoch"] * 2 + ["member"]
+    assert messages[0]["data"]["phase"] == "warm-up"
+    daemon.child.stdin.close()  # after the last line this is no reason to fail
+    assert daemon.child.wait(20) == 0
+    assert daemon.child.stdout.read() == b""
+    theirs = decode(Outcome, messages[-1]["done"])
+
+    run(load(job("prepare", recipe())), (), lambda *_: None)
+    ours = run(load(job("train", recipe(), output=tmp_path / "ours")), (), lambda *_: None)
+    assert theirs == ours
+    assert (tmp_path / "theirs").read_bytes() == (tmp_path / "ours").read_bytes()
+
+
+def test_errors_are_reported_with_code_and_hint(daemon):
+    wrong = encode(job("prepare", recipe()))
+    wrong["data"]["source"] = "digitz"
+    daemon.send({"job": wrong})
+    error = daemon.receive()["error"]
+    assert error["code"] == "E-DATA-SOURCE"
+    assert "digits" in error["hint"]
+    assert daemon.child.wait(20) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ({"job": {"kindd": "train"}}, "E-CONFIG-KEY"),
+        ({"jab": {}}, "E-INTERNAL"),
+        (b"not json", "E-INTERNAL"),
+        (b"[]", "E-INTERNAL"),
+    ],
+)
+def test_a_job_that_is_none_is_an_error_at_once(daemon, line, code):
+    daemon.send(line)
+    assert daemon.receive()["error"]["code"] == code
+    assert daemon.child.wait(20) == 1
+    assert b"torch" not in daemon.child.stderr.read()
+
+
+def test_it_ends_with_its_daemon_while_it_waits_for_a_job(daemon):
+    daemon.child.stdin.close()
+    assert daemon.child.wait(20) == 3
+
+
+def test_it_ends_with_its_daemon_while_it_trains(daemon, tmp_path):
+    daemon.send({"job": encode(long_job(tmp_path))})
+    assert "ready" in daemon.receive()
+    daemon.send({"go": {"inputs": []}})
+    assert daemon.receive()["event"] == "epoch"
+    daemon.child.stdin.close()
+    assert daemon.child.wait(20) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sigterm_ends_it_cleanly(daemon, tmp_path):
+    daemon.send({"job": encode(long_job(tmp_path))})
+    assert "ready" in daemon.receive()
+    daemon.send({"go": {"inputs": []}})
+    assert daemon.receive()["event"] == "epoch"
+    daemon.child.send_signal(signal.SIGTERM)
+    assert daemon.child.wait(20) == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+CRASH = """
+import sys
+from fedelmy_node.training import trainer
+
+def boom(line):
+    print("a print of the user's code")
+    line.send({"event": "epoch", "data": {"loss": float("nan"), "inner": [float("inf"), 1.5]}})
+    sys.stdin.read()
+    raise ZeroDivisionError("deep inside")
+
+trainer._do = boom
+sys.exit(trainer.main())
+"""
+
+
+def test_a_crash_is_reported_and_prints_stay_out_of_the_way():
+    with Daemon(["-c", CRASH]) as daemon:
+        assert daemon.receive()["data"] == {"loss": None, "inner": [None, 1.5]}
+        error = daemon.receive()["error"]
+        assert error["code"] == "E-TRAINING-CRASH"
+        assert "ZeroDivisionError: deep inside" in error["message"]
+        assert daemon.child.wait(20) == 1
+        log = daemon.child.stderr.read().decode()
+        assert "Traceback" in log
+        assert "a print of the user's code" in log
+        assert daemon.child.stdout.read() == b""
+
+
+def test_the_training_side_needs_no_grpc():
+    check = "import sys, fedelmy_node.training.step, fedelmy_node.training.trainer; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+    sources = Path(load.__code__.co_filename).parent.rglob("*.py")
+    assert not any("import grpc" in source.read_text() for source in sources)
