@@ -1,7 +1,7 @@
 """Generate the Python code of the wire contract beside the .proto files.
 
-    python proto/generate.py            write it
-    python proto/generate.py --check    fail if what is there differs from what would be written
+python proto/generate.py            write it
+python proto/generate.py --check    fail if what is there differs from what would be written
 """
 
 from __future__ import annotations

@@ -173,9 +173,7 @@ def _load(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
     check_authority(ca)
     check_dates(ca, "the federation's CA")
     if public_key(ca) != key.public_key():
-        raise IdentityError(
-            "E-IDENTITY-MISMATCH", f"{_KEY} and {_CERTIFICATE} in {directory} do not belong together"
-        )
+        raise IdentityError("E-IDENTITY-MISMATCH", f"{_KEY} and {_CERTIFICATE} in {directory} do not belong together")
     return key, ca
 
 
@@ -188,9 +186,7 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     return builder.sign(key, hashes.SHA256())
 
 
-def _leaf(
-    request: Request, ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate, days: int
-) -> x509.Certificate:
+def _leaf(request: Request, ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate, days: int) -> x509.Certificate:
     name = request.subject.dns_name
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = _certificate(common_name(name), ca.subject, request.key, days, latest=ca.not_valid_after_utc)
@@ -233,9 +229,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _refuse_other_key(register: _Register, request: Request, replace: bool) -> None:
     same_name = [
-        line
-        for line in register.lines
-        if (line.name, line.role) == (request.subject.name, request.subject.role)
+        line for line in register.lines if (line.name, line.role) == (request.subject.name, request.subject.role)
     ]
     if same_name and same_name[-1].key != request.full_fingerprint and not replace:
         raise IdentityError(

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from fedelmy_launcher.plans import signed_cancel, signed_slices
 from fedelmy_node import CONTRACT
 from fedelmy_node.domain.events import Event, RunState
 from fedelmy_node.domain.federation import Federation, Member
@@ -22,8 +23,6 @@ from fedelmy_node.errors import FedelmyError, PeerError, RunError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel
-
-from fedelmy_launcher.plans import signed_cancel, signed_slices
 
 __all__ = ["Sites", "Refusal", "refused", "start_run", "follow", "Lost"]
 
@@ -122,9 +121,7 @@ class Sites:
     def prepare(self, plan: Plan, *, check_only: bool) -> tuple[dict[SiteName, Mapping[str, Any]], list[Refusal]]:
         """Ask every site whether it would take its part; with `check_only` it then forgets the question."""
         slices = signed_slices(plan, self.identity)
-        return self.ask(
-            lambda site, client: client.prepare(slices[site], check_only=check_only), sites=list(slices)
-        )
+        return self.ask(lambda site, client: client.prepare(slices[site], check_only=check_only), sites=list(slices))
 
 
 def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from fedelmy_launcher.topologies import check_topology
 from fedelmy_node.config.decode import decode, read_toml
 from fedelmy_node.domain.federation import (
     Federation,
@@ -21,8 +22,6 @@ from fedelmy_node.domain.federation import (
 from fedelmy_node.errors import ConfigError, FedelmyError
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import settings_for
-
-from fedelmy_launcher.topologies import check_topology
 
 __all__ = ["load_federation"]
 

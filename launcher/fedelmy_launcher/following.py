@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import click
-from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.domain.events import RunState
-from fedelmy_node.errors import RunError
 from rich.console import Console
 
 from fedelmy_launcher.control import Lost, Sites, follow
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.screen import Screen, bytes_text, percent, site_table
+from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.domain.events import RunState
+from fedelmy_node.errors import RunError
 
 __all__ = ["follow_run", "show_result"]
 
@@ -47,7 +47,7 @@ def show_result(progress: RunProgress, *, as_json: bool) -> int:
     Console().print(site_table(progress, f"run {progress.plan.run}"))
     click.echo(f"accuracy      {percent(result['accuracy'])} of {result['samples']} test samples of all sites")
     click.echo(f"model         {bytes_text(result['bundle_bytes'])}, sha256 {result['bundle_sha256']}")
-    click.echo(f"bytes sent    {bytes_text(result['bytes_sent'])} between sites, {bytes_text(result['bytes_delivered'])}"
-               " to deliver the result")  # fmt: skip
+    sent, delivered = bytes_text(result["bytes_sent"]), bytes_text(result["bytes_delivered"])
+    click.echo(f"bytes sent    {sent} between sites, {delivered} to deliver the result")
     click.echo(f"time          {result['seconds']:.1f} s")
     return 0

@@ -7,6 +7,8 @@ import secrets
 import time
 from collections.abc import Mapping
 
+from fedelmy_launcher.topologies import topology_for
+from fedelmy_launcher.topologies.delivery import delivery_steps
 from fedelmy_node import CONTRACT
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.federation import Federation
@@ -16,9 +18,6 @@ from fedelmy_node.domain.reports import Signed
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.signing import Purpose, sign
 from fedelmy_node.training.seeds import derive
-
-from fedelmy_launcher.topologies import topology_for
-from fedelmy_launcher.topologies.delivery import delivery_steps
 
 __all__ = ["new_run_id", "compile_plan", "signed_slices", "signed_cancel"]
 

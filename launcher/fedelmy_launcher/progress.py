@@ -45,7 +45,8 @@ class SiteProgress:
     """The evaluate step's counts and metrics."""
     sha256: str = ""
     """Of the result as this site has it."""
-    bytes: int = 0
+    size: int = 0
+    """Of its file, in bytes."""
     problem: str = ""
     """The last warning or error, with its code."""
 
@@ -127,7 +128,7 @@ class RunProgress:
             if kind == StepKind.EVALUATE:
                 site.evaluation = event.data["result"]
             elif kind == StepKind.DELIVER:
-                site.sha256, site.bytes = event.data["sha256"], event.data["bytes"]
+                site.sha256, site.size = event.data["sha256"], event.data["bytes"]
             else:
                 site.seconds += event.time - self._begun.get(event.step, event.time)
 
@@ -148,7 +149,7 @@ class RunProgress:
             "accuracy": correct / samples if samples else None,
             "samples": samples,
             "bundle_sha256": holder.sha256 if holder else None,
-            "bundle_bytes": holder.bytes if holder else 0,
+            "bundle_bytes": holder.size if holder else 0,
             "bytes_sent": sum(site.sent for site in sites),
             "bytes_delivered": sum(site.delivered for site in sites),
             "seconds": round(self.seconds, 3),

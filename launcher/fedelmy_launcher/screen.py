@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.config.decode import encode
-from fedelmy_node.domain.events import Event, EventKind
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from fedelmy_launcher.progress import RunProgress, SiteProgress
+from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.config.decode import encode
+from fedelmy_node.domain.events import Event, EventKind
 
 __all__ = ["Screen", "open_screen", "site_table", "bytes_text", "percent"]
 
@@ -107,25 +107,35 @@ class _JsonLines:
 def _line(event: Event) -> str | None:
     """One line for an event that a reader of a log wants; epochs are left to the tables."""
     data: Mapping[str, Any] = event.data
-    match event.kind:
-        case EventKind.RUN:
-            return f"run {data['state']}" + (f" ({data['code']}: {data['message']})" if data.get("code") else "")
-        case EventKind.STEP if data["state"] in ("running", "failed"):
-            return f"{event.step} {data['state']}" + (f": {data['message']}" if data.get("message") else "")
-        case EventKind.STEP if data["state"] == "done" and "accuracy" in data.get("result", {}):
-            result = data["result"]
-            return f"{event.step} done: accuracy {percent(result['accuracy'])} of {result['samples']} samples"
-        case EventKind.MEMBER:
-            accuracy = f", validation {percent(data['accuracy'])}" if data.get("accuracy") is not None else ""
-            return f"pool member {data['member']}/{data['members']} done, epoch {data['epoch']} kept{accuracy}"
-        case EventKind.SENT:
-            return f"sent {bytes_text(data['bytes'])} to {data['peer']} in {data['seconds']:.2f} s"
-        case EventKind.RETRY:
-            return f"hand-over to {data['peer']} failed ({data['code']}), next try in {data['wait_seconds']} s"
-        case EventKind.WARNING:
-            return f"warning {data['code']}: {data['message']}"
-        case _:
-            return None
+    describe = {
+        EventKind.RUN: _run_line,
+        EventKind.STEP: _step_line,
+        EventKind.MEMBER: lambda _: (
+            f"pool member {data['member']}/{data['members']} done, epoch {data['epoch']} kept"
+            + (f", validation {percent(data['accuracy'])}" if data.get("accuracy") is not None else "")
+        ),
+        EventKind.SENT: lambda _: f"sent {bytes_text(data['bytes'])} to {data['peer']} in {data['seconds']:.2f} s",
+        EventKind.RETRY: lambda _: (
+            f"hand-over to {data['peer']} failed ({data['code']}: {data['message']}),"
+            f" next try in {data['wait_seconds']} s"
+        ),
+        EventKind.WARNING: lambda _: f"warning {data['code']}: {data['message']}",
+    }.get(event.kind)
+    return describe(event) if describe else None
+
+
+def _run_line(event: Event) -> str:
+    reason = f" ({event.data['code']}: {event.data['message']})" if event.data.get("code") else ""
+    return f"run {event.data['state']}{reason}"
+
+
+def _step_line(event: Event) -> str | None:
+    state, result = event.data["state"], event.data.get("result", {})
+    if state == "done" and "accuracy" in result:
+        return f"{event.step} done: accuracy {percent(result['accuracy'])} of {result['samples']} samples"
+    if state in ("running", "failed"):
+        return f"{event.step} {state}" + (f": {event.data['message']}" if event.data.get("message") else "")
+    return None
 
 
 def site_table(progress: RunProgress, title: str) -> Table:

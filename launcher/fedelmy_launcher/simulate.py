@@ -100,9 +100,7 @@ class Simulation:
             if edge.target == step.id:
                 _, sha256, size = self._bundles[edge.source]
                 data = {"edge": edge.id, "bytes": size, "sha256": sha256, "carries": edge.carries}
-                self._event(
-                    edge.sender, edge.source, EventKind.SENT, data | {"peer": edge.receiver, "seconds": 0.0}
-                )
+                self._event(edge.sender, edge.source, EventKind.SENT, data | {"peer": edge.receiver, "seconds": 0.0})
                 self._event(edge.receiver, edge.target, EventKind.RECEIVED, data | {"peer": edge.sender})
 
     def _done(self, step: Step, report: Mapping[str, Any]) -> None:

@@ -164,7 +164,6 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-BUNDLE-FORMAT": Entry(BundleError, "INVALID_ARGUMENT", "The sender must write bundles with this software; check its version."),
     "E-BUNDLE-MANIFEST": Entry(BundleError, "INVALID_ARGUMENT", "All sites must build the same model: compare the plan's model and the versions."),
     "E-BUNDLE-NONFINITE": Entry(BundleError, "INVALID_ARGUMENT", "The sender's training diverged: lower the learning rate, look at its losses."),
-    "E-BUNDLE-HASH": Entry(BundleError, "DATA_LOSS", "The file changed after it was written: check the disk, then run the step again."),
     # transfers
     "E-TRANSFER-HASH": Entry(TransferError, "DATA_LOSS", "The sender repeats the transfer by itself; if it recurs, check memory and network."),
     "E-TRANSFER-SEQUENCE": Entry(TransferError, "ABORTED", "The sender begins again by itself from the last verified block."),
@@ -173,7 +172,6 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-TRANSFER-STALLED": Entry(TransferError, "DEADLINE_EXCEEDED", "The sender repeats the transfer by itself; check the link if it recurs."),
     # runs
     "E-RUN-UNKNOWN": Entry(RunError, "NOT_FOUND", "List the runs with `fedelmy-node runs list`."),
-    "E-RUN-STATE": Entry(RunError, "FAILED_PRECONDITION", "Look at the run with `fedelmy-launch status`."),
     "E-RUN-PLAN": Entry(RunError, "INVALID_ARGUMENT", "Use the launcher of this software to make plans; check its version."),
     "E-RUN-CONFLICT": Entry(RunError, "ALREADY_EXISTS", "Choose another run id: this one belongs to another plan."),
     "E-RUN-REFUSED": Entry(RunError, "FAILED_PRECONDITION", "Correct what the sites named, then run again; nothing was started."),

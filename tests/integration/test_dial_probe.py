@@ -148,15 +148,20 @@ def test_a_refusal_of_our_certificate_is_named(
     )
 
 
-def test_a_server_that_stops_in_mid_handshake_is_unreachable(identities: Identities, tmp_path: Path) -> None:
-    """It hangs up just like one that refuses our certificate."""
+@pytest.mark.parametrize("shakes_hands", [True, False])
+def test_a_server_that_stops_meanwhile_is_unreachable(
+    identities: Identities, tmp_path: Path, shakes_hands: bool
+) -> None:
+    """It hangs up just like one that refuses our certificate, or one that does not speak TLS."""
     context = tls(identities["south"], tmp_path)
     listener = socket.create_server(("127.0.0.1", 0))
 
     def stop() -> None:
         connection, _ = listener.accept()
         listener.close()
-        context.wrap_socket(connection, server_side=True).close()
+        if shakes_hands:
+            connection = context.wrap_socket(connection, server_side=True)
+        connection.close()
 
     thread = threading.Thread(target=stop)
     thread.start()

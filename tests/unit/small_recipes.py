@@ -26,7 +26,7 @@ def recipe(*, model: str = "mlp", seed: int = 7, training: Training | None = Non
         seed=seed,
         task=task(),
         model=ModelSpec(name=model),
-        training=training or Training(epochs=2, batch_size=64),
+        training=training or Training(epochs=2, batch_size=32, learning_rate=0.005, threads=1),
         strategy=StrategySpec(name="fedelmy", settings={"pool_size": 2, "warmup_epochs": 1} | settings),
     )
 

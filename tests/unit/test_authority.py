@@ -169,6 +169,16 @@ def test_the_three_commands_of_a_site(tmp_path: Path, monkeypatch: pytest.Monkey
     assert shown["not_after"] == signed["not_after"]
 
 
+def test_a_second_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    invoke(ca_command, "init")
+    invoke(identity_command, "init", "--operator", "bob", "--state", "bob", "--out", "bob.csr")
+    with pytest.raises(FedelmyError, match="E-IDENTITY-ROLE"):
+        invoke(ca_command, "sign", "bob.csr", "--yes")
+    invoke(ca_command, "sign", "bob.csr", "--yes", "--operator")
+    assert "operator/bob" in invoke(identity_command, "install", "bob.operator.pem", "--state", "bob")
+
+
 def test_signing_asks_unless_told(ca: Path, tmp_path: Path) -> None:
     request = request_of(tmp_path / "north")
     with pytest.raises(FedelmyError, match=keystore.pending(tmp_path / "north").fingerprint) as raised:

@@ -128,17 +128,20 @@ def test_flip_mirrors_about_half_of_the_images() -> None:
     assert 60 < int(mirrored.sum()) < 140
 
 
-def test_rotation_turns_about_the_centre_within_15_degrees() -> None:
-    # A bright line from the centre to the right, in an image that is wider than high.
+@pytest.mark.parametrize("upright", [False, True])
+def test_rotation_turns_about_the_centre_within_15_degrees(upright: bool) -> None:
+    # A bright line from the centre to the longer side; a turn must not shear what is not square.
     images = torch.zeros(200, 1, 41, 81, dtype=torch.uint8)
     images[:, :, 19:22, 40:] = 255
+    images = images.transpose(2, 3).contiguous() if upright else images
     changed, _ = _one_batch(Samples(images=images, labels=torch.arange(200)), "rotate")
-    column = changed[:, 0, :, 70]  # thirty pixels from the centre
-    height = (column * torch.arange(41)).sum(1) / column.sum(1) - 20
+    line = changed[:, 0].transpose(1, 2) if upright else changed[:, 0]
+    across = line[:, :, 70]  # thirty pixels from the centre
+    height = (across * torch.arange(41)).sum(1) / across.sum(1) - 20
     angle = torch.atan2(height, torch.tensor(30.0)).rad2deg()
     assert angle.abs().max() < 15.5
     assert angle.min() < -13 and angle.max() > 13 and angle.mean().abs() < 2
-    assert (changed[:, 0, 20, 40] > 0.5).all()
+    assert (line[:, 20, 40] > 0.5).all()
 
 
 def test_every_image_of_a_batch_is_augmented_on_its_own() -> None:

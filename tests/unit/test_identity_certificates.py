@@ -105,6 +105,12 @@ def test_dates_count_on_both_sides(identities: Mapping[str, Identity]) -> None:
     verify_certificate(leaf(north), ca(north), north.not_after)
 
 
+def test_nothing_outlives_its_ca(forge: Forge) -> None:
+    identity = forge(ends_days=5000)
+    with pytest.raises(IdentityError, match=r"E-IDENTITY-EXPIRED.*the federation's CA"):
+        verify_certificate(leaf(identity), ca(identity), datetime.now(UTC) + timedelta(days=4000))
+
+
 def test_another_ca_is_not_believed(identities: Mapping[str, Identity], tmp_path: Path) -> None:
     authority.init(tmp_path / "other")
     other = x509.load_pem_x509_certificate((tmp_path / "other" / "ca.pem").read_bytes())

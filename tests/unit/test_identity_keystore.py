@@ -12,8 +12,10 @@ import pytest
 from fedelmy_launcher import authority
 from fedelmy_node.errors import FedelmyError, IdentityError, StoreError
 from fedelmy_node.identity import keystore
+from fedelmy_node.identity.certificates import Subject
 from fedelmy_node.identity.files import write_file
 from fedelmy_node.identity.keystore import Identity, LiveIdentity
+from fedelmy_node.identity.requests import make_request
 
 
 @pytest.fixture
@@ -65,6 +67,15 @@ def test_a_certificate_for_another_key_is_refused(home: Path, federation_ca: Pat
     keystore.init(other, "east", "site")
     with pytest.raises(IdentityError, match="E-IDENTITY-MISMATCH"):
         keystore.install(home, sign(federation_ca, other))
+    assert not keystore.is_installed(home)
+
+
+def test_a_certificate_of_another_name_is_refused(home: Path, federation_ca: Path, tmp_path: Path) -> None:
+    request = make_request(Subject.of("eastern", "site"), keystore.read_key(home / "key.pem"))
+    (tmp_path / "eastern.csr").write_bytes(request)
+    signed = authority.sign(federation_ca, tmp_path / "eastern.csr", tmp_path / "eastern.pem", replace=True)
+    with pytest.raises(IdentityError, match=r"E-IDENTITY-MISMATCH.*site/eastern.*site/east"):
+        keystore.install(home, signed.path)
     assert not keystore.is_installed(home)
 
 

@@ -77,7 +77,7 @@ def test_a_chain_of_two_sites_learns_the_digits(trained, tmp_path):
 def test_nothing_of_an_earlier_job_shows_in_a_later_one(trained, tmp_path):
     """The same job after others with another model, other threads and other random numbers."""
     _, outcome = trained
-    other = recipe(model="cnn-small", seed=3, training=Training(epochs=1, batch_size=100, threads=1))
+    other = recipe(model="cnn-small", seed=3, training=Training(epochs=1, batch_size=100, threads=2))
     first = do(job("train", other, site="west", output=tmp_path / "other"))
     torch.manual_seed(99)
     again = do(job("train", recipe(), output=tmp_path / "again"))
@@ -91,7 +91,10 @@ def test_a_loaded_job_can_be_run_twice(trained, tmp_path):
     assert run(loaded, (), ignore) == run(loaded, (), ignore) == trained[1]
 
 
-@pytest.mark.parametrize("change", [{"seed": 8}, {"alpha": 1.0}, {"training": Training(epochs=3, batch_size=64)}])
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 8}, {"alpha": 1.0}, {"training": Training(epochs=2, batch_size=32, learning_rate=0.004, threads=1)}],
+)
 def test_the_recipe_decides(trained, tmp_path, change):
     assert do(job("train", recipe(**change), output=tmp_path / "b")).sha256 != trained[1].sha256
 
@@ -173,7 +176,7 @@ def test_threads_are_the_recipes():
 def test_batch_norm_statistics_travel(tmp_path):
     """A model with buffers through a whole step: they are part of the bundle and of the mean."""
     small = dataclasses.replace(
-        recipe(pool_size=1, warmup_epochs=0, training=Training(epochs=1, batch_size=500)),
+        recipe(pool_size=1, warmup_epochs=0, training=Training(epochs=1, batch_size=500, threads=1)),
         task=task(size=8),
         model=ModelSpec(name="torchvision:shufflenet_v2_x0_5"),
     )

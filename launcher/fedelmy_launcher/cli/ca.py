@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
 import click
+
+from fedelmy_launcher.cli.options import json_option
+from fedelmy_node.cli.frame import emit_json
 
 __all__ = ["ca"]
 
@@ -21,7 +23,6 @@ _directory = click.option(
     show_envvar=True,
     help="Where the CA is kept. Guard it: its key can name anybody a site.",
 )
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
 @click.group()
@@ -38,7 +39,7 @@ def ca() -> None:
 @ca.command("init")
 @_directory
 @click.option("--operator", default="operator", show_default=True, help="Name of the operator who founds it.")
-@_as_json
+@json_option
 def init(directory: Path, operator: str, as_json: bool) -> None:
     """Make the CA of a new federation, and an identity for its operator.
 
@@ -69,16 +70,12 @@ def init(directory: Path, operator: str, as_json: bool) -> None:
 @ca.command("sign")
 @click.argument("request", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_directory
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  [default: NAME.ROLE.pem]"
-)
-@click.option(
-    "--days", type=click.IntRange(min=1), default=825, show_default=True, help="How long it is valid."
-)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  [default: NAME.ROLE.pem]")
+@click.option("--days", type=click.IntRange(min=1), default=825, show_default=True, help="How long it is valid.")
 @click.option("--operator", "for_operator", is_flag=True, help="Certify another operator, not a site.")
 @click.option("--replace", is_flag=True, help="Allow a new key for a name that was certified before.")
 @click.option("--yes", is_flag=True, help="The fingerprint was compared; do not ask.")
-@_as_json
+@json_option
 def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **options: Any) -> None:
     """Certify the key of a site.
 
@@ -104,9 +101,6 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
         role=role,
         replace=options["replace"],
     )
-    install = (
-        "install it" if role == "operator" else f"run `fedelmy-node identity install {signed.path.name}`"
-    )
     _show(
         {
             "name": signed.subject.name,
@@ -116,7 +110,8 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
             "not_after": signed.not_after.isoformat(),
         },
         f"Signed for {signed.subject}, valid until {signed.not_after:%Y-%m-%d}: {signed.path}\n\n"
-        f"Next: send {signed.path} back (it is not secret); there, {install}.",
+        f"Next: send {signed.path} back (it is not secret); there,\n"
+        f"      `fedelmy-node identity install {signed.path.name}` takes it in.",
         as_json,
     )
 
@@ -135,4 +130,7 @@ def _confirm(subject: str, fingerprint: str) -> None:
 
 
 def _show(values: dict[str, str], text: str, as_json: bool) -> None:
-    click.echo(json.dumps(values) if as_json else text)
+    if as_json:
+        emit_json(values)
+    else:
+        click.echo(text)

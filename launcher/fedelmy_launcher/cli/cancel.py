@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from fedelmy_node.cli.frame import emit_json
 
 from fedelmy_launcher.cli.options import (
     federation_argument,
@@ -15,6 +14,7 @@ from fedelmy_launcher.cli.options import (
     operator_options,
     run_option,
 )
+from fedelmy_node.cli.frame import emit_json
 
 __all__ = ["cancel"]
 
@@ -25,9 +25,7 @@ __all__ = ["cancel"]
 @click.option("--reason", default="", help="Why; the sites log it.")
 @operator_options
 @json_option
-def cancel(
-    federation: Path, run_name: str | None, reason: str, identity: Path, insecure: bool, as_json: bool
-) -> int:
+def cancel(federation: Path, run_name: str | None, reason: str, identity: Path, insecure: bool, as_json: bool) -> int:
     """End a run at every site of FEDERATION; what was trained stays on the sites' disks.
 
     Sites that cannot be reached are told by their neighbours.
@@ -37,10 +35,9 @@ def cancel(
       fedelmy-launch cancel federation.toml
       fedelmy-launch cancel federation.toml --run xray-20270301-120000-4f2a --reason "wrong classes"
     """
-    from fedelmy_node.errors import PeerError
-
     from fedelmy_launcher.control import Sites
     from fedelmy_launcher.federation_file import load_federation
+    from fedelmy_node.errors import PeerError
 
     described = load_federation(federation)
     with Sites(described, load_operator(identity, insecure)) as sites:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from fedelmy_node.cli.frame import emit_json
 
 from fedelmy_launcher.cli.options import federation_argument, json_option, load_operator, operator_options
+from fedelmy_node.cli.frame import emit_json
 
 if TYPE_CHECKING:
     from fedelmy_node.domain.reports import NodeDescription

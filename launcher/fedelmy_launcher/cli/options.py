@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
 from fedelmy_node.errors import RunError
 
 if TYPE_CHECKING:
+    from fedelmy_launcher.control import Sites
     from fedelmy_node.domain.names import RunId
     from fedelmy_node.identity.keystore import Identity
-
-    from fedelmy_launcher.control import Sites
 
 __all__ = ["federation_argument", "operator_options", "run_option", "json_option", "load_operator", "find_run"]
 
@@ -58,9 +58,8 @@ def load_operator(directory: Path, insecure: bool) -> Identity | None:
 
 def find_run(sites: Sites, name: str | None, federation: str) -> RunId:
     """The run that was named, or the newest one of this federation that any site knows."""
-    from fedelmy_node.domain.names import run_id
-
     from fedelmy_launcher.control import refused
+    from fedelmy_node.domain.names import run_id
 
     if name is not None:
         return run_id(name)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 import click
-from fedelmy_node.cli.frame import emit_json
 
 from fedelmy_launcher.cli.options import json_option
+from fedelmy_node.cli.frame import emit_json
 
 __all__ = ["partition"]
 

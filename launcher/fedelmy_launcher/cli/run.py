@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from fedelmy_node.errors import EXIT_DETACHED
 
 from fedelmy_launcher.cli.options import (
     federation_argument,
@@ -14,6 +13,7 @@ from fedelmy_launcher.cli.options import (
     operator_options,
     run_option,
 )
+from fedelmy_node.errors import EXIT_DETACHED
 
 __all__ = ["run_command"]
 
@@ -35,14 +35,13 @@ def run_command(federation: Path, run_name: str | None, identity: Path, insecure
       fedelmy-launch run federation.toml --run xray-20270301-120000-4f2a
       fedelmy-launch run federation.toml --json | tail -1
     """
-    from fedelmy_node.domain.names import run_id
-
     from fedelmy_launcher.control import Sites, start_run
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.following import follow_run, show_result
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_launcher.progress import RunProgress
     from fedelmy_launcher.screen import open_screen
+    from fedelmy_node.domain.names import run_id
 
     described = load_federation(federation)
     plan = compile_plan(described, run_id(run_name) if run_name else new_run_id(described))

@@ -9,20 +9,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from fedelmy_node.errors import ConfigError, DataError
 
 from fedelmy_launcher.cli.options import federation_argument, json_option, run_option
+from fedelmy_node.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from fedelmy_node.domain.federation import Federation
+    from collections.abc import Mapping
+
+    from fedelmy_node.domain.federation import Federation, Member
+    from fedelmy_node.domain.names import SiteName
 
 __all__ = ["simulate"]
 
 
 @click.command()
 @federation_argument
-@click.option("--data", "data", multiple=True, metavar="[SITE=]KIND[:PATH]",
-              help="Data of a site, or of all sites; before what the file says. Repeatable.")
+@click.option(
+    "--data",
+    "data",
+    multiple=True,
+    metavar="[SITE=]KIND[:PATH]",
+    help="Data of a site, or of all sites; before what the file says. Repeatable.",
+)
 @click.option("--indices", multiple=True, metavar="SITE=FILE", help="The subset that is a site's. Repeatable.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep the bundles in this directory.")
 @run_option("Name of the run; it does not change the result.")
@@ -38,15 +46,14 @@ def simulate(
       fedelmy-launch simulate federation.toml
       fedelmy-launch simulate federation.toml --data digits --indices north=parts/north.json
     """
-    from fedelmy_node.domain.events import Event
-    from fedelmy_node.domain.names import run_id
-
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.following import show_result
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_launcher.progress import RunProgress
     from fedelmy_launcher.screen import open_screen
     from fedelmy_launcher.simulate import Simulation, data_of
+    from fedelmy_node.domain.events import Event
+    from fedelmy_node.domain.names import run_id
 
     described = _with_data(load_federation(federation), data, indices)
     specs = data_of(described)
@@ -70,17 +77,19 @@ def _with_data(federation: Federation, data: tuple[str, ...], indices: tuple[str
     for text in data:
         name, separator, source = text.partition("=")
         named = separator and ":" not in name
-        for site in [name] if named else list(members):
-            members[_known(site, members)] = replace(members[_known(site, members)], data=source if named else text)
+        for member in [_known(name, members)] if named else list(members.values()):
+            members[member.name] = replace(member, data=source if named else text)
     for text in indices:
         name, separator, path = text.partition("=")
         if not separator:
             raise DataError("E-DATA-INDICES", f"{text!r} is not SITE=FILE", hint="Write --indices north=north.json.")
-        members[_known(name, members)] = replace(members[_known(name, members)], indices=str(Path(path).absolute()))
+        member = _known(name, members)
+        members[member.name] = replace(member, indices=str(Path(path).absolute()))
     return replace(federation, members=tuple(members.values()))
 
 
-def _known(name: str, members: dict[str, object]) -> str:
-    if name not in members:
-        raise ConfigError("E-CONFIG-VALUE", f"the federation has no site {name!r}", hint=f"Sites: {', '.join(members)}.")
-    return name
+def _known(name: str, members: Mapping[SiteName, Member]) -> Member:
+    for site, member in members.items():
+        if site == name:
+            return member
+    raise ConfigError("E-CONFIG-VALUE", f"the federation has no site {name!r}", hint=f"Sites: {', '.join(members)}.")

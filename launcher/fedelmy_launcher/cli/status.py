@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from fedelmy_node.cli.frame import emit_json
 
 from fedelmy_launcher.cli.options import (
     federation_argument,
@@ -16,6 +15,7 @@ from fedelmy_launcher.cli.options import (
     operator_options,
     run_option,
 )
+from fedelmy_node.cli.frame import emit_json
 
 if TYPE_CHECKING:
     from fedelmy_node.domain.reports import RunReport
@@ -38,11 +38,10 @@ def status(federation: Path, run_name: str | None, identity: Path, insecure: boo
       fedelmy-launch status federation.toml
       fedelmy-launch status federation.toml --run xray-20270301-120000-4f2a --json
     """
-    from fedelmy_node.config.decode import encode
-    from fedelmy_node.errors import PeerError
-
     from fedelmy_launcher.control import Sites
     from fedelmy_launcher.federation_file import load_federation
+    from fedelmy_node.config.decode import encode
+    from fedelmy_node.errors import PeerError
 
     described = load_federation(federation)
     with Sites(described, load_operator(identity, insecure)) as sites:

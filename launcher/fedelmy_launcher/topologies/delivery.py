@@ -13,7 +13,7 @@ __all__ = ["delivery_steps"]
 
 
 def delivery_steps(training: Sequence[Step], deliver: Literal["all", "last"]) -> tuple[Step, ...]:
-    """One deliver and one evaluate step per receiving site; the result goes back hop by hop along the training's edges."""
+    """One deliver and one evaluate step per receiving site; hop by hop along the training's own edges."""
     result = training[-1]
     steps: list[Step] = []
     for number, (site, source) in enumerate(_hops(training, result, deliver), start=1):

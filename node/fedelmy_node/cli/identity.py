@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fedelmy_node.config.site import default_state
+from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.cli.options import json_option, state_option
 
 __all__ = ["identity"]
-
-_state = click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=default_state,
-    envvar="FEDELMY_STATE",
-    show_default="~/.local/state/fedelmy",
-    show_envvar=True,
-    help="The site's state directory.",
-)
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
 @click.group()
@@ -39,11 +28,9 @@ def identity() -> None:
 @identity.command("init")
 @click.option("--site", help="The site's name: lower-case letters, digits and hyphens.")
 @click.option("--operator", help="Instead of --site: the name of another operator.")
-@_state
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the request here, to send it."
-)
-@_as_json
+@state_option
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the request here, to send it.")
+@json_option
 def init(site: str | None, operator: str | None, state: Path, out: Path | None, as_json: bool) -> None:
     """Make this site's key, and a request for its certificate. The key never leaves this machine.
 
@@ -67,8 +54,8 @@ def init(site: str | None, operator: str | None, state: Path, out: Path | None, 
 
 
 @identity.command("show")
-@_state
-@_as_json
+@state_option
+@json_option
 def show(state: Path, as_json: bool) -> None:
     """Print who this site is, its fingerprint, and until when its certificate is valid.
 
@@ -88,16 +75,15 @@ def show(state: Path, as_json: bool) -> None:
     loaded = keystore.load(directory)
     _show(
         _describe(request, None) | {"not_after": loaded.not_after.isoformat()},
-        f"{loaded.subject}\nFingerprint {loaded.fingerprint}\n"
-        f"Valid until {loaded.not_after:%Y-%m-%d %H:%M} UTC",
+        f"{loaded.subject}\nFingerprint {loaded.fingerprint}\nValid until {loaded.not_after:%Y-%m-%d %H:%M} UTC",
         as_json,
     )
 
 
 @identity.command("install")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@_state
-@_as_json
+@state_option
+@json_option
 def install(file: Path, state: Path, as_json: bool) -> None:
     """Take in the certificate that the operator sent back; a running daemon uses it from then on.
 
@@ -108,15 +94,18 @@ def install(file: Path, state: Path, as_json: bool) -> None:
     from fedelmy_node.identity import keystore
     from fedelmy_node.store.layout import Layout
 
-    installed = keystore.install(Layout(state).identity, file)
+    directory = Layout(state).identity
+    installed = keystore.install(directory, file)
+    following = "check with `fedelmy-node doctor --peer HOST:PORT`, then start `fedelmy-node serve`"
+    if installed.subject.role == "operator":
+        following = f"use it with `fedelmy-launch run --identity {directory}`"
     _show(
         {
             "name": installed.subject.name,
             "role": installed.subject.role,
             "not_after": installed.not_after.isoformat(),
         },
-        f"Installed for {installed.subject}, valid until {installed.not_after:%Y-%m-%d}.\n\n"
-        "Next: check with `fedelmy-node doctor --peer HOST:PORT`, then start `fedelmy-node serve`.",
+        f"Installed for {installed.subject}, valid until {installed.not_after:%Y-%m-%d}.\n\nNext: {following}.",
         as_json,
     )
 
@@ -140,4 +129,7 @@ def _next_steps(request: Any, out: Path | None) -> str:
 
 
 def _show(values: dict[str, str | None], text: str, as_json: bool) -> None:
-    click.echo(json.dumps(values) if as_json else text)
+    if as_json:
+        emit_json(values)
+    else:
+        click.echo(text)

@@ -71,7 +71,7 @@ def _hints(schema: type) -> dict[str, Any]:
     return typing.get_type_hints(schema)
 
 
-def _decode(schema: Any, value: object, where: str) -> Any:
+def _decode(schema: Any, value: object, where: str) -> Any:  # noqa: PLR0911 - one return per kind of schema
     while isinstance(schema, typing.NewType):
         schema = schema.__supertype__
     origin, arguments = typing.get_origin(schema), typing.get_args(schema)
@@ -110,7 +110,8 @@ def _dataclass(schema: type, value: object, where: str) -> Any:
     try:
         return schema(**decoded)
     except ConfigError as error:
-        raise ConfigError(error.code, f"{where}: {error.message}" if where else error.message, hint=error.hint) from error
+        message = f"{where}: {error.message}" if where else error.message
+        raise ConfigError(error.code, message, hint=error.hint) from error
 
 
 def _union(arguments: tuple[Any, ...], value: object, where: str) -> Any:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import Parcel, Receipt
@@ -36,7 +36,7 @@ _FINAL_CODES: Final = frozenset({"E-PEER-CONTRACT", "E-TRANSFER-SIZE", "E-TRANSF
 class Moved:
     """So many bytes of the bundle are on their way."""
 
-    bytes: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,18 @@ class Carrier(Protocol):
     def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt: ...
 
 
-class Courier:
+C = TypeVar("C", bound=Carrier)
+
+
+class Courier(Generic[C]):
     """One edge's hand-over, on a thread of its own; `tell` is called on that thread."""
 
     def __init__(
         self,
         edge: Edge,
         parcel: Parcel,
-        connect: Callable[[], Carrier],
-        disconnect: Callable[[Carrier], None],
+        connect: Callable[[], C],
+        disconnect: Callable[[C], None],
         tell: Callable[[News], None],
     ) -> None:
         self.edge = edge
@@ -114,7 +117,7 @@ class Courier:
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
     def _attempt(self) -> FedelmyError | None:
-        carrier: Carrier | None = None
+        carrier: C | None = None
         try:
             carrier = self._connect()
             carrier.deliver(self._parcel, self._moved)

@@ -34,9 +34,7 @@ class Assignment:
 class Device:
     """All methods run on the executor's thread; `said` is called there, too, by way of `post`."""
 
-    def __init__(
-        self, post: Callable[[Callable[[], None]], None], said: Callable[[Assignment, Message], None]
-    ) -> None:
+    def __init__(self, post: Callable[[Callable[[], None]], None], said: Callable[[Assignment, Message], None]) -> None:
         self._post = post
         self._said = said
         self._queue: deque[tuple[Assignment, tuple[Path, ...]]] = deque()

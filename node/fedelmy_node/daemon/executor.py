@@ -123,7 +123,7 @@ class Executor:
                 return
             try:
                 action()
-            except Exception:  # noqa: BLE001 - the last line of defence: the node goes on serving
+            except Exception:
                 logger.exception("the executor met a fault")
 
     def _ask(self, action: Callable[[], T]) -> T:
@@ -217,9 +217,7 @@ class Executor:
     def _expire(self) -> None:
         for known in self._journal.runs(RunState.PREPARED):
             if self._expires_at(known) <= time.time():
-                self._journal.set_run(
-                    known.run, RunState.EXPIRED, code="E-RUN-EXPIRED", message="it was never started"
-                )
+                self._journal.set_run(known.run, RunState.EXPIRED, code="E-RUN-EXPIRED", message="it was never started")
 
     def _seconds_to_expiry(self) -> float | None:
         due = [self._expires_at(known) for known in self._journal.runs(RunState.PREPARED)]
@@ -263,7 +261,7 @@ class Executor:
         (need,) = step.needs
         edge = record.slice.edge_into(step, need)
         known = record.edges[edge.id] if edge else record.steps[need]
-        self._journal.finish_step(record.slice.run, step.id, known.sha256, known.bytes, {})
+        self._journal.finish_step(record.slice.run, step.id, known.sha256, known.size, {})
 
     def _trainer_said(self, assignment: Assignment, message: Message) -> None:
         run, step = assignment.run, assignment.step

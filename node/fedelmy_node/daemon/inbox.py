@@ -53,7 +53,7 @@ class Inbox:
         if have.state == EdgeState.DONE:
             if have.sha256 != offer.sha256:
                 raise TransferError("E-TRANSFER-CONFLICT", f"another bundle was received on {edge.id} before")
-            return Receipt(edge=edge.id, sha256=have.sha256, bytes=have.bytes)
+            return Receipt(edge=edge.id, sha256=have.sha256, size=have.size)
         self._check(record, offer)
         target = self._layout.input(offer.run, edge.id)
         with self._lock:
@@ -81,7 +81,7 @@ class Inbox:
             arrival.take(block)
         arrival.finish()
         self._settle(arrival)
-        return Receipt(edge=edge, sha256=sha256, bytes=arrival.offer.bytes)
+        return Receipt(edge=edge, sha256=sha256, size=arrival.offer.size)
 
     def _settle(self, arrival: _Arrival) -> None:
         """The file is verified and synced: check what is in it, give it its name, journal it."""
@@ -93,7 +93,7 @@ class Inbox:
             raise
         arrival.partial.replace(arrival.target)
         sync_directory(arrival.target.parent)
-        data = {"peer": edge.sender, "bytes": offer.bytes, "sha256": offer.sha256, "carries": edge.carries}
+        data = {"peer": edge.sender, "bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries}
         self._journal.finish_edge(run, edge.target, edge.id, EventKind.RECEIVED, data)
         with self._lock:
             self._arrivals.pop((run, edge.id), None)
@@ -110,11 +110,11 @@ class Inbox:
         if not _MIN_BLOCK <= offer.block_bytes <= _MAX_BLOCK:
             raise TransferError("E-TRANSFER-SIZE", f"blocks of {offer.block_bytes} bytes are not accepted")
         payload = tensor_bytes(record.prepared.manifest)
-        if not payload < offer.bytes <= payload + MAX_HEADER_BYTES:
-            raise TransferError("E-TRANSFER-SIZE", f"a bundle of this run cannot have {offer.bytes} bytes")
+        if not payload < offer.size <= payload + MAX_HEADER_BYTES:
+            raise TransferError("E-TRANSFER-SIZE", f"a bundle of this run cannot have {offer.size} bytes")
         free = self._layout.free_bytes()
-        if free < offer.bytes + _SPARE_BYTES:
-            raise StoreError("E-STORE-DISK", f"the bundle needs {offer.bytes} bytes, the disk has {free} left")
+        if free < offer.size + _SPARE_BYTES:
+            raise StoreError("E-STORE-DISK", f"the bundle needs {offer.size} bytes, the disk has {free} left")
 
 
 class _Arrival:
@@ -134,7 +134,7 @@ class _Arrival:
     def _resume(self, file: IO[bytes]) -> int:
         """Read what an earlier stream left, in whole blocks; its digest is computed anew."""
         block = self.offer.block_bytes
-        whole = min(os.fstat(file.fileno()).st_size, self.offer.bytes) // block
+        whole = min(os.fstat(file.fileno()).st_size, self.offer.size) // block
         left = whole * block
         while left and (data := file.read(min(left, _READ_BYTES))):
             self._digest.update(data)
@@ -146,9 +146,9 @@ class _Arrival:
     def take(self, block: Block) -> None:
         """Verify and write the next block."""
         start = self.next_block * self.offer.block_bytes
-        if block.index != self.next_block or start >= self.offer.bytes:
+        if block.index != self.next_block or start >= self.offer.size:
             raise TransferError("E-TRANSFER-SEQUENCE", f"block {block.index} is not the next one")
-        if len(block.data) != min(self.offer.block_bytes, self.offer.bytes - start):
+        if len(block.data) != min(self.offer.block_bytes, self.offer.size - start):
             raise TransferError("E-TRANSFER-SIZE", f"block {block.index} has {len(block.data)} bytes")
         if hashlib.sha256(block.data).digest() != block.sha256:
             raise TransferError("E-TRANSFER-HASH", f"block {block.index} was damaged on its way")
@@ -164,7 +164,7 @@ class _Arrival:
         with self._lock:
             if self._file is None:
                 raise TransferError("E-TRANSFER-SEQUENCE", "the sender began this transfer anew")
-            if self._file.tell() != self.offer.bytes:
+            if self._file.tell() != self.offer.size:
                 raise TransferError("E-TRANSFER-SEQUENCE", "the stream ended before the bundle was complete")
             os.fsync(self._file.fileno())
             self._file.close()

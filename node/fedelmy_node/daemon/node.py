@@ -6,7 +6,6 @@ everything has ended. `stop()` may be called twice, from any thread or signal ha
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import platform
@@ -23,6 +22,7 @@ from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.preparation import Preparation, check_operator, read_cancel
+from fedelmy_node.daemon.readiness import tell_supervisor
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.reports import (
@@ -81,7 +81,9 @@ class Node:
         self._executor.open()
         self._endpoint.open(self, self, self)
         logger.info("site %s listens on %s, state in %s", self.site, self.address, self._layout.root)
+        tell_supervisor(f"READY=1\nSTATUS=site {self.site} listens on {self.address}\nX_FEDELMY_ADDRESS={self.address}")
         self._stopping.wait()
+        tell_supervisor("STOPPING=1")
         logger.info("site %s shuts down", self.site)
         self._endpoint.close()
         local.close()
@@ -137,7 +139,7 @@ class Node:
             message=record.message,
             steps=tuple(
                 StepReport(
-                    step=step.id, kind=step.kind, state=known.state, sha256=known.sha256, bytes=known.bytes,
+                    step=step.id, kind=step.kind, state=known.state, sha256=known.sha256, size=known.size,
                     result=known.result, started_at=known.started_at, ended_at=known.ended_at,
                 )
                 for step in plan.steps
@@ -146,7 +148,7 @@ class Node:
             edges=tuple(
                 EdgeReport(
                     edge=edge.id, sender=edge.sender, receiver=edge.receiver, carries=edge.carries,
-                    state=known.state, bytes=known.bytes, sha256=known.sha256,
+                    state=known.state, size=known.size, sha256=known.sha256,
                 )
                 for edge in plan.edges_in + plan.edges_out
                 for known in (record.edges[edge.id],)
@@ -206,8 +208,8 @@ class Node:
             if found is not None:
                 step, path = found
                 return ResultModel(
-                    run=candidate, path=str(path), sha256=record.steps[step.id].sha256,
-                    bytes=record.steps[step.id].bytes, recipe=canonical_json(record.slice.recipe),
+                    run=candidate, site=self.site, path=str(path), sha256=record.steps[step.id].sha256,
+                    size=record.steps[step.id].size, recipe=canonical_json(record.slice.recipe),
                     data=self._config.data or "", indices=str(self._config.indices or ""),
                     unreadable=self._config.unreadable,
                 )  # fmt: skip
@@ -233,7 +235,9 @@ def _site(config: SiteConfig, identity: LiveIdentity | None) -> SiteName:
 
 
 def _version_of(package: str) -> str:
+    from importlib import metadata  # a megabyte that an idle daemon does not need
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return ""

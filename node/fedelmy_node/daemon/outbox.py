@@ -13,6 +13,7 @@ from fedelmy_node.domain.names import EdgeId, RunId
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
 from fedelmy_node.errors import FedelmyError
+from fedelmy_node.rpc.clients import PeerClient
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import EdgeState, RunRecord
 
@@ -35,7 +36,7 @@ class Outbox:
         self._post = post
         self._sent = sent
         self._refused = refused
-        self._couriers: dict[tuple[RunId, EdgeId], Courier] = {}
+        self._couriers: dict[tuple[RunId, EdgeId], Courier[PeerClient]] = {}
 
     def send(self, record: RunRecord, edge: Edge, path: Path) -> None:
         """Hand the output of the edge's source over; asking again while it is under way does nothing."""
@@ -44,7 +45,7 @@ class Outbox:
             return
         source = record.steps[edge.source]
         offer = Offer(
-            run=run, edge=edge.id, bytes=source.bytes, sha256=source.sha256, block_bytes=BLOCK_BYTES,
+            run=run, edge=edge.id, size=source.size, sha256=source.sha256, block_bytes=BLOCK_BYTES,
             wire_dtype="float32", manifest=record.prepared.manifest,
         )  # fmt: skip
         self._journal.set_edge(run, edge.id, EdgeState.MOVING)
@@ -71,7 +72,7 @@ class Outbox:
             return
         about = {"edge": edge.id, "peer": edge.receiver}
         if isinstance(news, Moved):
-            data = {**about, "bytes": news.bytes, "total": offer.bytes}
+            data = {**about, "bytes": news.size, "total": offer.size}
             self._journal.record(run, edge.source, EventKind.SENDING, data)
         elif isinstance(news, Retrying):
             data = {
@@ -81,7 +82,7 @@ class Outbox:
         elif isinstance(news, Delivered):
             del self._couriers[run, edge.id]
             data = {
-                "peer": edge.receiver, "bytes": offer.bytes, "sha256": offer.sha256,
+                "peer": edge.receiver, "bytes": offer.size, "sha256": offer.sha256,
                 "seconds": round(news.seconds, 3), "carries": edge.carries,
             }  # fmt: skip
             self._journal.finish_edge(run, edge.source, edge.id, EventKind.SENT, data)

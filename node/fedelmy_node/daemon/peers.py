@@ -7,7 +7,7 @@ import threading
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName
 from fedelmy_node.domain.plan import Edge, Slice, StepKind
-from fedelmy_node.errors import ConsentError, FedelmyError, PeerError
+from fedelmy_node.errors import ConsentError, FedelmyError
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.rpc.clients import PeerClient
 from fedelmy_node.rpc.dial import open_channel, probe
@@ -101,8 +101,8 @@ class Peers:
             if peer not in found and self._identity is not None:
                 try:
                     seen = probe(peer.address, self._identity(), expect_role="site")
-                except PeerError:
-                    continue  # it is down now; whoever needs it will name it
+                except FedelmyError:
+                    continue  # down, or not yet certified again; whoever needs it will name it
                 found[peer] = SiteName(seen.subject.name)
         with self._lock:
             self._found |= found

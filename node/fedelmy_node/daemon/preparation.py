@@ -45,7 +45,7 @@ class Preparation:
         self._one_at_a_time = threading.Lock()
 
     def accept(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
-        """The report of a plan that this site takes part in; refusals are raised. The run is journaled, or forgotten."""
+        """The report of a plan that this site takes part in, or the reason why not, raised."""
         signer = check_operator(signed, self._identity, Purpose.PLAN) or operator
         plan = read_slice(signed.payload)
         with self._one_at_a_time:
@@ -83,9 +83,7 @@ class Preparation:
     def _look(self, plan: Slice, signed: Signed, operator: str) -> Prepared:
         """Have a trainer build the model on the meta device and open the data."""
         assert self._config.data is not None
-        data = DataSpec(
-            source=self._config.data, indices=self._config.indices, unreadable=self._config.unreadable
-        )
+        data = DataSpec(source=self._config.data, indices=self._config.indices, unreadable=self._config.unreadable)
         job = Job(kind="prepare", site=self._site, visit=0, recipe=plan.recipe, data=data, device=self._config.device)
         outcome = run_job(job, self._layout.run(plan.run) / "prepare")
         return Prepared(

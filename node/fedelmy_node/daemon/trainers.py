@@ -108,9 +108,10 @@ class Trainer:
                 last = self._talk(lock)
         except OSError as error:
             last = Failed(TrainingError("E-TRAINING-CRASH", f"the trainer cannot be started: {error}"), crashed=True)
-        except Exception:  # noqa: BLE001 - whoever waits for this job must hear of its end
+        except Exception:
             logger.exception("fault while talking to a trainer")
-            last = Failed(InternalError("E-INTERNAL", "talking to the trainer failed; see the node's log"), crashed=False)
+            fault = InternalError("E-INTERNAL", "talking to the trainer failed; see the node's log")
+            last = Failed(fault, crashed=False)
         if not self._stopped:
             self._tell(last)
 

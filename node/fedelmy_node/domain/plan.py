@@ -174,8 +174,6 @@ def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
         raise RunError("E-RUN-PLAN", f"the plan runs in a circle: {' -> '.join(error.args[1])}") from error
 
 
-
-
 def _expect(condition: bool, message: str) -> None:
     if not condition:
         raise RunError("E-RUN-PLAN", f"the plan is not usable: {message}")

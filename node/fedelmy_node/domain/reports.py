@@ -64,7 +64,7 @@ class StepReport:
     state: StepState
     sha256: str
     """Of its bundle; empty if it has none (yet)."""
-    bytes: int
+    size: int
     result: Mapping[str, Any]
     """Counts and metrics."""
     started_at: float
@@ -80,7 +80,7 @@ class EdgeReport:
     receiver: SiteName
     carries: StepKind
     state: str
-    bytes: int
+    size: int
     sha256: str
 
 
@@ -121,9 +121,10 @@ class ResultModel:
     """The result of a run on the site's disk, with what is needed to use it."""
 
     run: RunId
+    site: SiteName
     path: str
     sha256: str
-    bytes: int
+    size: int
     recipe: bytes
     """Canonical JSON of the run's `Recipe`."""
     data: str

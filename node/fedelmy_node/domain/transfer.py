@@ -21,7 +21,7 @@ class Offer:
 
     run: RunId
     edge: EdgeId
-    bytes: int
+    size: int
     sha256: str
     """Of the whole bundle, hexadecimal."""
     block_bytes: int
@@ -35,7 +35,7 @@ class Receipt:
 
     edge: EdgeId
     sha256: str
-    bytes: int
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+
+from fedelmy_node.domain.events import Event, RunState
+from fedelmy_node.domain.names import EdgeId, RunId
+from fedelmy_node.domain.reports import Health, NodeDescription, ResultModel, RunReport, RunSummary, Signed
+from fedelmy_node.domain.transfer import Offer, Parcel, Receipt
+from fedelmy_node.errors import TransferError
+from fedelmy_node.rpc import convert
+from fedelmy_node.rpc.faults import map_errors
 from fedelmy_proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -19,14 +27,6 @@ from fedelmy_proto.v1 import (
     transfer_pb2,
     transfer_pb2_grpc,
 )
-
-from fedelmy_node.domain.events import Event, RunState
-from fedelmy_node.domain.names import EdgeId, RunId
-from fedelmy_node.domain.reports import Health, NodeDescription, ResultModel, RunReport, RunSummary, Signed
-from fedelmy_node.domain.transfer import Offer, Parcel, Receipt
-from fedelmy_node.errors import TransferError
-from fedelmy_node.rpc import convert
-from fedelmy_node.rpc.faults import map_errors
 
 __all__ = ["OperatorClient", "PeerClient", "AdminClient"]
 
@@ -105,7 +105,7 @@ class PeerClient:
             self._peer.Notify(request, timeout=_ANSWER_SECONDS)
 
     def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:
-        """Bring a bundle to the neighbour: what it has not got yet, block by block; `moved` is told the bytes so far."""
+        """Bring a bundle to the neighbour: what it has not got yet, block by block; `moved` hears the bytes so far."""
         offer = parcel.offer
         with map_errors(self._name):
             answer = self._transfer.Begin(convert.offer_to_pb(offer), timeout=self._stall_seconds)
@@ -144,7 +144,7 @@ class _Watchdog:
         self._stopped = False
         self.fired = False
 
-    def start(self, call: grpc.Future) -> None:
+    def start(self, call: grpc.Future[Any]) -> None:
         threading.Thread(target=self._watch, args=(call,), name="stall-watchdog", daemon=True).start()
 
     def progress(self) -> None:
@@ -157,7 +157,7 @@ class _Watchdog:
             self._stopped = True
             self._changed.notify()
 
-    def _watch(self, call: grpc.Future) -> None:
+    def _watch(self, call: grpc.Future[Any]) -> None:
         with self._changed:
             while not self._stopped:
                 seen = self._moves
@@ -180,7 +180,7 @@ def _requests(
         digest = hashlib.sha256(data).digest()
         yield transfer_pb2.SendRequest(block=transfer_pb2.Block(index=index, data=data, sha256=digest))
         watchdog.progress()
-        moved(min(offer.bytes, (index + 1) * offer.block_bytes))
+        moved(min(offer.size, (index + 1) * offer.block_bytes))
 
 
 def _read_blocks(path: Path, offer: Offer, first: int) -> Iterator[tuple[int, bytes]]:
@@ -208,15 +208,11 @@ class AdminClient:
 
     def runs(self) -> tuple[RunSummary, ...]:
         with map_errors("the daemon"):
-            return convert.summaries_from_pb(
-                self._stub.Runs(admin_pb2.RunsRequest(), timeout=_ANSWER_SECONDS).runs
-            )
+            return convert.summaries_from_pb(self._stub.Runs(admin_pb2.RunsRequest(), timeout=_ANSWER_SECONDS).runs)
 
     def report(self, run: RunId) -> RunReport:
         with map_errors("the daemon"):
-            return convert.report_from_pb(
-                self._stub.Show(control_pb2.ReportRequest(run=run), timeout=_ANSWER_SECONDS)
-            )
+            return convert.report_from_pb(self._stub.Show(control_pb2.ReportRequest(run=run), timeout=_ANSWER_SECONDS))
 
     def model(self, run: RunId | None) -> ResultModel:
         with map_errors("the daemon"):

@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from fedelmy_proto.v1 import admin_pb2, control_pb2, transfer_pb2
-
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
@@ -25,6 +23,7 @@ from fedelmy_node.domain.reports import (
 )
 from fedelmy_node.domain.transfer import Offer, Receipt
 from fedelmy_node.errors import PeerError
+from fedelmy_proto.v1 import admin_pb2, control_pb2, transfer_pb2
 
 __all__ = [
     "signed_to_pb", "signed_from_pb", "description_to_pb", "description_from_pb",
@@ -49,9 +48,7 @@ def read_object(data: bytes) -> dict[str, Any]:
 
 
 def signed_to_pb(signed: Signed) -> control_pb2.Signed:
-    return control_pb2.Signed(
-        payload=signed.payload, signature=signed.signature, certificate=signed.certificate
-    )
+    return control_pb2.Signed(payload=signed.payload, signature=signed.signature, certificate=signed.certificate)
 
 
 def signed_from_pb(message: control_pb2.Signed) -> Signed:
@@ -60,8 +57,7 @@ def signed_from_pb(message: control_pb2.Signed) -> Signed:
 
 def summaries_to_pb(runs: Iterable[RunSummary]) -> list[control_pb2.RunSummary]:
     return [
-        control_pb2.RunSummary(run=r.run, state=r.state, federation=r.federation, changed_at=r.changed_at)
-        for r in runs
+        control_pb2.RunSummary(run=r.run, state=r.state, federation=r.federation, changed_at=r.changed_at) for r in runs
     ]
 
 
@@ -111,7 +107,7 @@ def event_from_pb(message: control_pb2.Event) -> Event | None:
 def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
     steps = [
         control_pb2.StepReport(
-            step=s.step, kind=s.kind.value, state=s.state.value, sha256=s.sha256, bytes=s.bytes,
+            step=s.step, kind=s.kind.value, state=s.state.value, sha256=s.sha256, size=s.size,
             result=canonical_json(s.result), started_at=s.started_at, ended_at=s.ended_at,
         )
         for s in report.steps
@@ -119,7 +115,7 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
     edges = [
         control_pb2.EdgeReport(
             edge=e.edge, sender=e.sender, receiver=e.receiver, carries=e.carries.value, state=e.state,
-            bytes=e.bytes, sha256=e.sha256,
+            size=e.size, sha256=e.sha256,
         )
         for e in report.edges
     ]  # fmt: skip
@@ -134,14 +130,14 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
     steps = tuple(
         StepReport(
             step=StepId(s.step), kind=_known(StepKind, s.kind), state=_known(StepState, s.state), sha256=s.sha256,
-            bytes=s.bytes, result=read_object(s.result), started_at=s.started_at, ended_at=s.ended_at,
+            size=s.size, result=read_object(s.result), started_at=s.started_at, ended_at=s.ended_at,
         )
         for s in message.steps
     )  # fmt: skip
     edges = tuple(
         EdgeReport(
             edge=EdgeId(e.edge), sender=SiteName(e.sender), receiver=SiteName(e.receiver),
-            carries=_known(StepKind, e.carries), state=e.state, bytes=e.bytes, sha256=e.sha256,
+            carries=_known(StepKind, e.carries), state=e.state, size=e.size, sha256=e.sha256,
         )
         for e in message.edges
     )  # fmt: skip
@@ -155,25 +151,25 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
 def offer_to_pb(offer: Offer) -> transfer_pb2.BeginRequest:
     manifest = [transfer_pb2.Tensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in offer.manifest]
     return transfer_pb2.BeginRequest(
-        run=offer.run, edge=offer.edge, bytes=offer.bytes, sha256=bytes.fromhex(offer.sha256),
+        run=offer.run, edge=offer.edge, size=offer.size, sha256=bytes.fromhex(offer.sha256),
         block_bytes=offer.block_bytes, wire_dtype=offer.wire_dtype, manifest=manifest,
     )  # fmt: skip
 
 
 def offer_from_pb(message: transfer_pb2.BeginRequest) -> Offer:
     return Offer(
-        run=RunId(message.run), edge=EdgeId(message.edge), bytes=message.bytes, sha256=message.sha256.hex(),
+        run=RunId(message.run), edge=EdgeId(message.edge), size=message.size, sha256=message.sha256.hex(),
         block_bytes=message.block_bytes, wire_dtype=message.wire_dtype,
         manifest=tuple(TensorInfo(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in message.manifest),
     )  # fmt: skip
 
 
 def receipt_to_pb(receipt: Receipt) -> transfer_pb2.Receipt:
-    return transfer_pb2.Receipt(edge=receipt.edge, sha256=bytes.fromhex(receipt.sha256), bytes=receipt.bytes)
+    return transfer_pb2.Receipt(edge=receipt.edge, sha256=bytes.fromhex(receipt.sha256), size=receipt.size)
 
 
 def receipt_from_pb(message: transfer_pb2.Receipt) -> Receipt:
-    return Receipt(edge=EdgeId(message.edge), sha256=message.sha256.hex(), bytes=message.bytes)
+    return Receipt(edge=EdgeId(message.edge), sha256=message.sha256.hex(), size=message.size)
 
 
 def health_to_pb(health: Health) -> admin_pb2.HealthReply:
@@ -192,14 +188,14 @@ def health_from_pb(message: admin_pb2.HealthReply) -> Health:
 
 def model_to_pb(model: ResultModel) -> admin_pb2.ModelReply:
     return admin_pb2.ModelReply(
-        run=model.run, path=model.path, sha256=model.sha256, bytes=model.bytes, recipe=model.recipe,
+        run=model.run, site=model.site, path=model.path, sha256=model.sha256, size=model.size, recipe=model.recipe,
         data=model.data, indices=model.indices, unreadable=model.unreadable,
     )  # fmt: skip
 
 
 def model_from_pb(message: admin_pb2.ModelReply) -> ResultModel:
     return ResultModel(
-        run=RunId(message.run), path=message.path, sha256=message.sha256, bytes=message.bytes,
+        run=RunId(message.run), site=SiteName(message.site), path=message.path, sha256=message.sha256, size=message.size,
         recipe=message.recipe, data=message.data, indices=message.indices, unreadable=message.unreadable,
     )  # fmt: skip
 
@@ -212,4 +208,5 @@ def _known(kind: type[E], text: str) -> E:
     try:
         return kind(text)
     except ValueError as error:
-        raise PeerError("E-PEER-CONTRACT", f"the node reports {text!r}, which this version does not know") from error
+        message = f"the node reports {text!r}, which this version does not know"
+        raise PeerError("E-PEER-CONTRACT", message) from error

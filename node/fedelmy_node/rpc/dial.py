@@ -40,9 +40,7 @@ def open_channel(
     if identity is None:
         assert insecure_name is not None, "without an identity, the caller's name must be given"
         return _insecure_channel(address, Subject.parse(insecure_name), timeout_seconds)
-    probed = probe(
-        address, identity, expect_role=expect_role, expect_site=expect_site, timeout_seconds=timeout_seconds
-    )
+    probed = probe(address, identity, expect_role=expect_role, expect_site=expect_site, timeout_seconds=timeout_seconds)
     return channel_to(address, identity, probed)
 
 
@@ -71,9 +69,7 @@ def _target(address: Address) -> str:
 class _CallDetails(grpc.ClientCallDetails):
     """A call's details with more metadata; grpc has no constructor for them."""
 
-    def __init__(
-        self, details: grpc.ClientCallDetails, metadata: tuple[tuple[str, str | bytes], ...]
-    ) -> None:
+    def __init__(self, details: grpc.ClientCallDetails, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         self.method = details.method
         self.timeout = details.timeout
         self.metadata = metadata
@@ -102,12 +98,8 @@ class _Claim(
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         return continuation(self._with_claim(details), request)
 
-    def intercept_stream_unary(
-        self, continuation: Callable[..., Any], details: Any, requests: Iterator[Any]
-    ) -> Any:
+    def intercept_stream_unary(self, continuation: Callable[..., Any], details: Any, requests: Iterator[Any]) -> Any:
         return continuation(self._with_claim(details), requests)
 
-    def intercept_stream_stream(
-        self, continuation: Callable[..., Any], details: Any, requests: Iterator[Any]
-    ) -> Any:
+    def intercept_stream_stream(self, continuation: Callable[..., Any], details: Any, requests: Iterator[Any]) -> Any:
         return continuation(self._with_claim(details), requests)

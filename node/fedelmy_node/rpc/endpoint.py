@@ -36,9 +36,7 @@ class Endpoint:
 
     def __init__(self, listen: Address, identity: LiveIdentity | None) -> None:
         guard = Guard(RULES, _BUDGETS, secure=identity is not None)
-        self._server, self.address = make_server(
-            listen, identity, interceptors=[guard], workers=guard.workers
-        )
+        self._server, self.address = make_server(listen, identity, interceptors=[guard], workers=guard.workers)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 

@@ -47,9 +47,7 @@ class Problem:
 def encode_problem(problem: Problem) -> bytes:
     """The problem as JSON of at most 2 KiB; long texts are cut."""
     for limit in (1024, 512, 256, 128):  # cutting by characters, because their encoded sizes vary
-        cut = Problem(
-            code=problem.code, message=_clean(problem.message, limit), hint=_clean(problem.hint, limit)
-        )
+        cut = Problem(code=problem.code, message=_clean(problem.message, limit), hint=_clean(problem.hint, limit))
         encoded = canonical_json(cut)
         if len(encoded) <= _LIMIT_BYTES:
             break

@@ -40,9 +40,7 @@ PROBE_SECONDS: Final = 10.0
 _ALPN: Final = "h2"
 _SETTINGS_FRAME: Final = 4
 _FRAME_HEADER_BYTES: Final = 9
-_OLD_TLS: Final = frozenset(
-    {"TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"}
-)
+_OLD_TLS: Final = frozenset({"TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"})
 _EXPIRED_CODES: Final = {9: "is not valid yet", 10: "has expired"}
 """OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
@@ -113,9 +111,7 @@ def reach(address: Address, deadline: float) -> socket.socket:
         raise _unreachable(address, getattr(error, "strerror", None) or str(error)) from error
 
 
-def _shake_hands(
-    address: Address, identity: Identity, role: Role, site: SiteName | None, deadline: float
-) -> Probed:
+def _shake_hands(address: Address, identity: Identity, role: Role, site: SiteName | None, deadline: float) -> Probed:
     started = time.monotonic()
     context = _tls_context(identity)
     server_name = Subject(name=site, role=role).dns_name if site else None
@@ -184,9 +180,7 @@ def _check_expected(address: Address, found: Subject, role: Role, site: SiteName
             "E-IDENTITY-ROLE", f"{address} is {found}, but a certificate of role {role} is needed there"
         )
     if site is not None and found.name != site:
-        raise IdentityError(
-            "E-IDENTITY-SITE", f"{address} is site {found.name!r}, but {site!r} was expected there"
-        )
+        raise IdentityError("E-IDENTITY-SITE", f"{address} is site {found.name!r}, but {site!r} was expected there")
 
 
 def _await_settings(address: Address, identity: Identity, secure: ssl.SSLSocket) -> None:
@@ -222,16 +216,12 @@ def _handshake_errors(address: Address) -> Iterator[None]:
         yield
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in _EXPIRED_CODES:
-            message = (
-                f"the certificate of {address} {_EXPIRED_CODES[error.verify_code]}, by this machine's clock"
-            )
+            message = f"the certificate of {address} {_EXPIRED_CODES[error.verify_code]}, by this machine's clock"
             raise IdentityError("E-IDENTITY-EXPIRED", message) from error
         message = f"the certificate of {address} is not of our federation: {error.verify_message}"
         raise IdentityError("E-IDENTITY-UNTRUSTED", message) from error
     except (ssl.SSLEOFError, ConnectionError) as error:
-        raise _HungUpError(
-            _not_tls(address, "hangs up during the handshake; it may not speak TLS")
-        ) from error
+        raise _HungUpError(_not_tls(address, "hangs up during the handshake; it may not speak TLS")) from error
     except ssl.SSLError as error:
         if error.reason == "TLSV1_ALERT_NO_APPLICATION_PROTOCOL":
             raise _foreign(address, "it does not speak HTTP/2") from error

@@ -95,9 +95,7 @@ def _credentials(identity: Identity | Callable[[], Identity]) -> grpc.ServerCred
         previous, used = used, source()
         return None if used is previous else _configuration(used)
 
-    return grpc.dynamic_ssl_server_credentials(
-        _configuration(used), renewed, require_client_authentication=True
-    )
+    return grpc.dynamic_ssl_server_credentials(_configuration(used), renewed, require_client_authentication=True)
 
 
 def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-import grpc
+from grpc import Server
+from grpc import ServicerContext as Context
+
+from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.domain.events import Event, RunState
+from fedelmy_node.domain.names import EdgeId, RunId, SiteName
+from fedelmy_node.domain.reports import Health, NodeDescription, ResultModel, RunReport, RunSummary, Signed
+from fedelmy_node.domain.transfer import Block, Offer, Receipt
+from fedelmy_node.errors import TransferError
+from fedelmy_node.rpc import convert
+from fedelmy_node.rpc.guard import Rule, caller
 from fedelmy_proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -20,15 +30,6 @@ from fedelmy_proto.v1 import (
     transfer_pb2,
     transfer_pb2_grpc,
 )
-
-from fedelmy_node.config.decode import canonical_json
-from fedelmy_node.domain.events import Event, RunState
-from fedelmy_node.domain.names import EdgeId, RunId, SiteName
-from fedelmy_node.domain.reports import Health, NodeDescription, ResultModel, RunReport, RunSummary, Signed
-from fedelmy_node.domain.transfer import Block, Offer, Receipt
-from fedelmy_node.errors import TransferError
-from fedelmy_node.rpc import convert
-from fedelmy_node.rpc.guard import Rule, caller
 
 __all__ = ["ControlHandler", "PeerHandler", "TransferHandler", "AdminHandler", "RULES", "add_network", "add_local"]
 
@@ -97,26 +98,26 @@ class _Control(control_pb2_grpc.ControlServicer):
     def __init__(self, handler: ControlHandler) -> None:
         self._handler = handler
 
-    def Describe(self, request: control_pb2.DescribeRequest, context: grpc.ServicerContext) -> control_pb2.DescribeReply:
+    def Describe(self, request: control_pb2.DescribeRequest, context: Context) -> control_pb2.DescribeReply:
         return convert.description_to_pb(self._handler.describe())
 
-    def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
+    def Prepare(self, request: control_pb2.PrepareRequest, context: Context) -> control_pb2.PrepareReply:
         signed, operator = convert.signed_from_pb(request.slice), caller(context).name
         report = self._handler.prepare(signed, operator, check_only=request.check_only)
         return control_pb2.PrepareReply(report=canonical_json(report))
 
-    def Start(self, request: control_pb2.StartRequest, context: grpc.ServicerContext) -> control_pb2.StartReply:
+    def Start(self, request: control_pb2.StartRequest, context: Context) -> control_pb2.StartReply:
         return control_pb2.StartReply(state=self._handler.start(RunId(request.run)))
 
-    def Watch(self, request: control_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.Event]:
+    def Watch(self, request: control_pb2.WatchRequest, context: Context) -> Iterator[control_pb2.Event]:
         stream = self._handler.watch(RunId(request.run), request.after)
         if context.add_callback(stream.close):
             yield from map(convert.event_to_pb, stream)
 
-    def Cancel(self, request: control_pb2.CancelRequest, context: grpc.ServicerContext) -> control_pb2.CancelReply:
+    def Cancel(self, request: control_pb2.CancelRequest, context: Context) -> control_pb2.CancelReply:
         return control_pb2.CancelReply(state=self._handler.cancel(convert.signed_from_pb(request.cancel)))
 
-    def Report(self, request: control_pb2.ReportRequest, context: grpc.ServicerContext) -> control_pb2.ReportReply:
+    def Report(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
         return convert.report_to_pb(self._handler.report(RunId(request.run)))
 
 
@@ -124,12 +125,12 @@ class _Peer(peer_pb2_grpc.PeerServicer):
     def __init__(self, handler: PeerHandler) -> None:
         self._handler = handler
 
-    def Announce(self, request: peer_pb2.AnnounceRequest, context: grpc.ServicerContext) -> peer_pb2.AnnounceReply:
+    def Announce(self, request: peer_pb2.AnnounceRequest, context: Context) -> peer_pb2.AnnounceReply:
         sender = SiteName(caller(context).name)
         self._handler.announce(sender, RunId(request.run), EdgeId(request.edge), request.eta_seconds)
         return peer_pb2.AnnounceReply()
 
-    def State(self, request: peer_pb2.StateRequest, context: grpc.ServicerContext) -> peer_pb2.StateReply:
+    def State(self, request: peer_pb2.StateRequest, context: Context) -> peer_pb2.StateReply:
         report = self._handler.state(SiteName(caller(context).name), RunId(request.run))
         done = [edge for edge in report.edges if edge.state == "done"]
         return peer_pb2.StateReply(
@@ -138,7 +139,7 @@ class _Peer(peer_pb2_grpc.PeerServicer):
             delivered=[edge.edge for edge in done if edge.sender == report.site],
         )
 
-    def Notify(self, request: peer_pb2.NotifyRequest, context: grpc.ServicerContext) -> peer_pb2.NotifyReply:
+    def Notify(self, request: peer_pb2.NotifyRequest, context: Context) -> peer_pb2.NotifyReply:
         self._handler.cancel(convert.signed_from_pb(request.cancel))
         return peer_pb2.NotifyReply()
 
@@ -147,15 +148,13 @@ class _Transfer(transfer_pb2_grpc.TransferServicer):
     def __init__(self, handler: TransferHandler) -> None:
         self._handler = handler
 
-    def Begin(self, request: transfer_pb2.BeginRequest, context: grpc.ServicerContext) -> transfer_pb2.BeginReply:
+    def Begin(self, request: transfer_pb2.BeginRequest, context: Context) -> transfer_pb2.BeginReply:
         answer = self._handler.begin(SiteName(caller(context).name), convert.offer_from_pb(request))
         if isinstance(answer, Receipt):
             return transfer_pb2.BeginReply(receipt=convert.receipt_to_pb(answer))
         return transfer_pb2.BeginReply(resume_from=answer)
 
-    def Send(
-        self, request_iterator: Iterator[transfer_pb2.SendRequest], context: grpc.ServicerContext
-    ) -> transfer_pb2.Receipt:
+    def Send(self, request_iterator: Iterator[transfer_pb2.SendRequest], context: Context) -> transfer_pb2.Receipt:
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("part") != "header":
             raise TransferError("E-TRANSFER-SEQUENCE", "a stream must begin with its header")
@@ -182,26 +181,26 @@ class _Admin(admin_pb2_grpc.AdminServicer):
     def __init__(self, handler: AdminHandler) -> None:
         self._handler = handler
 
-    def Health(self, request: admin_pb2.HealthRequest, context: grpc.ServicerContext) -> admin_pb2.HealthReply:
+    def Health(self, request: admin_pb2.HealthRequest, context: Context) -> admin_pb2.HealthReply:
         return convert.health_to_pb(self._handler.health())
 
-    def Runs(self, request: admin_pb2.RunsRequest, context: grpc.ServicerContext) -> admin_pb2.RunsReply:
+    def Runs(self, request: admin_pb2.RunsRequest, context: Context) -> admin_pb2.RunsReply:
         return admin_pb2.RunsReply(runs=convert.summaries_to_pb(self._handler.runs()))
 
-    def Show(self, request: control_pb2.ReportRequest, context: grpc.ServicerContext) -> control_pb2.ReportReply:
+    def Show(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
         return convert.report_to_pb(self._handler.report(RunId(request.run)))
 
-    def Model(self, request: admin_pb2.ModelRequest, context: grpc.ServicerContext) -> admin_pb2.ModelReply:
+    def Model(self, request: admin_pb2.ModelRequest, context: Context) -> admin_pb2.ModelReply:
         return convert.model_to_pb(self._handler.model(RunId(request.run) if request.run else None))
 
 
-def add_network(server: grpc.Server, control: ControlHandler, peer: PeerHandler, transfer: TransferHandler) -> None:
+def add_network(server: Server, control: ControlHandler, peer: PeerHandler, transfer: TransferHandler) -> None:
     """Put what other machines may call on the network server."""
     control_pb2_grpc.add_ControlServicer_to_server(_Control(control), server)
     peer_pb2_grpc.add_PeerServicer_to_server(_Peer(peer), server)
     transfer_pb2_grpc.add_TransferServicer_to_server(_Transfer(transfer), server)
 
 
-def add_local(server: grpc.Server, admin: AdminHandler) -> None:
+def add_local(server: Server, admin: AdminHandler) -> None:
     """Put administration on the local server."""
     admin_pb2_grpc.add_AdminServicer_to_server(_Admin(admin), server)

@@ -51,7 +51,7 @@ CHANNEL_OPTIONS: Final[_Options] = (
 
 SERVER_OPTIONS: Final[_Options] = (
     *_BOTH,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_ALLOWED_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_ALLOWED_MS),
     # Otherwise two daemons would share a port and each get half of the calls.
     ("grpc.so_reuseport", 0),
 )

@@ -32,8 +32,8 @@ CREATE TABLE runs (
     code TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', changed_at REAL NOT NULL
 ) STRICT;
 CREATE TABLE steps (
-    run TEXT NOT NULL REFERENCES runs, step TEXT NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0,
-    sha256 TEXT NOT NULL DEFAULT '', bytes INTEGER NOT NULL DEFAULT 0, result BLOB NOT NULL DEFAULT x'7b7d',
+    run TEXT NOT NULL REFERENCES runs, step TEXT NOT NULL, state TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0, sha256 TEXT NOT NULL DEFAULT '', bytes INTEGER NOT NULL DEFAULT 0, result BLOB NOT NULL DEFAULT x'7b7d',
     started_at REAL NOT NULL DEFAULT 0, ended_at REAL NOT NULL DEFAULT 0, PRIMARY KEY (run, step)
 ) STRICT;
 CREATE TABLE edges (
@@ -84,11 +84,13 @@ class Journal:
             self._db.execute("DELETE FROM steps WHERE run = ?", (plan.run,))
             self._db.execute("DELETE FROM edges WHERE run = ?", (plan.run,))
             self._db.execute(
-                "INSERT OR REPLACE INTO runs (run, federation, state, prepared, signature, certificate, operator, manifest,"
-                " report, changed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO runs"
+                " (run, federation, state, prepared, signature, certificate, operator, manifest, report, changed_at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    plan.run, plan.federation, RunState.PREPARED.value, prepared.payload, prepared.signature, prepared.certificate,
-                    prepared.operator, canonical_json(prepared.manifest), canonical_json(prepared.report), time.time(),
+                    plan.run, plan.federation, RunState.PREPARED.value, prepared.payload, prepared.signature,
+                    prepared.certificate, prepared.operator, canonical_json(prepared.manifest),
+                    canonical_json(prepared.report), time.time(),
                 ),
             )  # fmt: skip
             self._db.executemany(
@@ -182,9 +184,7 @@ class Journal:
                 (state.value, sha256, size, run, edge),
             )
 
-    def finish_edge(
-        self, run: RunId, step: StepId, edge: EdgeId, kind: EventKind, data: Mapping[str, Any]
-    ) -> None:
+    def finish_edge(self, run: RunId, step: StepId, edge: EdgeId, kind: EventKind, data: Mapping[str, Any]) -> None:
         """A bundle crossed an edge: `data` has its sha256 and bytes; the event is SENT or RECEIVED."""
         with self._change():
             self._db.execute(
@@ -290,5 +290,3 @@ class EventStream:
 
 def _present(**data: Any) -> dict[str, Any]:
     return {key: value for key, value in data.items() if value not in ("", None, 0)}
-
-

@@ -27,8 +27,11 @@ from fedelmy_node.errors import StoreError
 __all__ = ["Layout", "StateLock", "sync_directory"]
 
 _NETWORK_FILE_SYSTEMS: Final = frozenset(
-    "nfs nfs4 cifs smb3 smbfs afs ceph 9p lustre glusterfs fuse.sshfs fuse.glusterfs fuse.s3fs ncpfs".split()
-)
+    {
+        "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "9p", "lustre", "glusterfs", "ncpfs",
+        "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,7 @@ class StateLock:
         except OSError as error:
             holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._descriptor)
-            raise StoreError(
-                "E-STORE-LOCKED", f"another daemon (process {holder}) works on {layout.root}"
-            ) from error
+            raise StoreError("E-STORE-LOCKED", f"another daemon (process {holder}) works on {layout.root}") from error
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 

@@ -69,7 +69,7 @@ class StepRecord:
     state: StepState
     attempts: int
     sha256: str
-    bytes: int
+    size: int
     result: Mapping[str, Any]
     started_at: float
     ended_at: float
@@ -80,7 +80,7 @@ class StepRecord:
             state=StepState(row["state"]),
             attempts=row["attempts"],
             sha256=row["sha256"],
-            bytes=row["bytes"],
+            size=row["bytes"],
             result=json.loads(row["result"]),
             started_at=row["started_at"],
             ended_at=row["ended_at"],
@@ -93,11 +93,11 @@ class EdgeRecord:
 
     state: EdgeState
     sha256: str
-    bytes: int
+    size: int
 
     @classmethod
     def from_row(cls, row: sqlite3.Row) -> Self:
-        return cls(state=EdgeState(row["state"]), sha256=row["sha256"], bytes=row["bytes"])
+        return cls(state=EdgeState(row["state"]), sha256=row["sha256"], size=row["bytes"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,21 +46,23 @@ class ModelRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class ModelReply(_message.Message):
-    __slots__ = ("run", "path", "sha256", "bytes", "recipe", "data", "indices", "unreadable")
+    __slots__ = ("run", "path", "sha256", "size", "recipe", "data", "indices", "unreadable", "site")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
     run: str
     path: str
     sha256: str
-    bytes: int
+    size: int
     recipe: bytes
     data: str
     indices: str
     unreadable: str
-    def __init__(self, run: _Optional[str] = ..., path: _Optional[str] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., recipe: _Optional[bytes] = ..., data: _Optional[str] = ..., indices: _Optional[str] = ..., unreadable: _Optional[str] = ...) -> None: ...
+    site: str
+    def __init__(self, run: _Optional[str] = ..., path: _Optional[str] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., recipe: _Optional[bytes] = ..., data: _Optional[str] = ..., indices: _Optional[str] = ..., unreadable: _Optional[str] = ..., site: _Optional[str] = ...) -> None: ...

@@ -153,12 +153,12 @@ class ReportReply(_message.Message):
     def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step", "kind", "state", "sha256", "bytes", "result", "started_at", "ended_at")
+    __slots__ = ("step", "kind", "state", "sha256", "size", "result", "started_at", "ended_at")
     STEP_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -166,26 +166,26 @@ class StepReport(_message.Message):
     kind: str
     state: str
     sha256: str
-    bytes: int
+    size: int
     result: bytes
     started_at: float
     ended_at: float
-    def __init__(self, step: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[str] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., result: _Optional[bytes] = ..., started_at: _Optional[float] = ..., ended_at: _Optional[float] = ...) -> None: ...
+    def __init__(self, step: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[str] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., result: _Optional[bytes] = ..., started_at: _Optional[float] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class EdgeReport(_message.Message):
-    __slots__ = ("edge", "sender", "receiver", "carries", "state", "bytes", "sha256")
+    __slots__ = ("edge", "sender", "receiver", "carries", "state", "size", "sha256")
     EDGE_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
     CARRIES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     edge: str
     sender: str
     receiver: str
     carries: str
     state: str
-    bytes: int
+    size: int
     sha256: str
-    def __init__(self, edge: _Optional[str] = ..., sender: _Optional[str] = ..., receiver: _Optional[str] = ..., carries: _Optional[str] = ..., state: _Optional[str] = ..., bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+    def __init__(self, edge: _Optional[str] = ..., sender: _Optional[str] = ..., receiver: _Optional[str] = ..., carries: _Optional[str] = ..., state: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...

@@ -7,22 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BeginRequest(_message.Message):
-    __slots__ = ("run", "edge", "bytes", "sha256", "block_bytes", "wire_dtype", "manifest")
+    __slots__ = ("run", "edge", "size", "sha256", "block_bytes", "wire_dtype", "manifest")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EDGE_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     run: str
     edge: str
-    bytes: int
+    size: int
     sha256: bytes
     block_bytes: int
     wire_dtype: str
     manifest: _containers.RepeatedCompositeFieldContainer[Tensor]
-    def __init__(self, run: _Optional[str] = ..., edge: _Optional[str] = ..., bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., wire_dtype: _Optional[str] = ..., manifest: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., edge: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., wire_dtype: _Optional[str] = ..., manifest: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "dtype", "shape")
@@ -73,11 +73,11 @@ class Block(_message.Message):
     def __init__(self, index: _Optional[int] = ..., data: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("edge", "sha256", "bytes")
+    __slots__ = ("edge", "sha256", "size")
     EDGE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     edge: str
     sha256: bytes
-    bytes: int
-    def __init__(self, edge: _Optional[str] = ..., sha256: _Optional[bytes] = ..., bytes: _Optional[int] = ...) -> None: ...
+    size: int
+    def __init__(self, edge: _Optional[str] = ..., sha256: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...

@@ -139,4 +139,6 @@ def map_read_errors(path: Path) -> Iterator[None]:
     except (ValueError, EOFError, RuntimeError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
         raise DataError("E-DATA-FORMAT", f"{path} is damaged or of another format: {error}") from error
     except OSError as error:
-        raise DataError("E-DATA-MISSING", f"{path} cannot be read: {error.strerror or error}") from error
+        raise DataError(
+            "E-DATA-MISSING", f"{error.filename or path} cannot be read: {error.strerror or error}"
+        ) from error

@@ -1,0 +1,118 @@
+"""The strict decoder: what people write is refused with its place, never guessed at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedelmy_node.config.decode import canonical_json, decode, encode, read_toml
+from fedelmy_node.errors import ConfigError, FedelmyError
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inner:
+    size: int
+    ratio: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outer:
+    name: str
+    inner: Inner
+    tags: tuple[str, ...] = ()
+    pair: tuple[int, int] = (1, 2)
+    mode: Literal["a", "b"] = "a"
+    colour: Colour = Colour.RED
+    path: Path | None = None
+    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+
+GOOD = {"name": "x", "inner": {"size": 3}}
+
+
+def test_defaults_and_nesting() -> None:
+    found = decode(Outer, GOOD | {"path": "/a", "settings": {"alpha": 0.06, "n": 2, "on": True}})
+    assert found.inner == Inner(size=3, ratio=0.5)
+    assert found.path == Path("/a")
+    assert found.settings == {"alpha": 0.06, "n": 2, "on": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"nmae": "y"}, "E-CONFIG-KEY", ["nmae", "name"]),
+        ({"inner": {"size": 3, "raito": 1}}, "E-CONFIG-KEY", ["inner.raito", "ratio"]),
+        ({"inner": {}}, "E-CONFIG-VALUE", ["inner.size"]),
+        ({"inner": {"size": 3.0}}, "E-CONFIG-VALUE", ["inner.size", "integer", "3.0"]),
+        ({"inner": {"size": True}}, "E-CONFIG-VALUE", ["inner.size"]),
+        ({"inner": {"size": 3, "ratio": "0.5"}}, "E-CONFIG-VALUE", ["inner.ratio", "number"]),
+        ({"inner": {"size": 3, "ratio": float("nan")}}, "E-CONFIG-VALUE", ["inner.ratio"]),
+        ({"tags": "one"}, "E-CONFIG-VALUE", ["tags", "list"]),
+        ({"tags": ["one", 2]}, "E-CONFIG-VALUE", ["tags[1]"]),
+        ({"pair": [1, 2, 3]}, "E-CONFIG-VALUE", ["pair"]),
+        ({"mode": "c"}, "E-CONFIG-VALUE", ["mode", "'a' or 'b'"]),
+        ({"colour": "blue"}, "E-CONFIG-VALUE", ["colour", "red"]),
+        ({"settings": {"x": [1]}}, "E-CONFIG-VALUE", ["settings.x"]),
+    ],
+)
+def test_refusals_name_the_place(change: dict[str, Any], code: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        decode(Outer, GOOD | change)
+    assert caught.value.code == code
+    text = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in text for word in words), text
+
+
+def test_an_integer_is_a_valid_float_but_never_the_other_way_round() -> None:
+    assert decode(Inner, {"size": 1, "ratio": 2}).ratio == 2.0
+    with pytest.raises(ConfigError):
+        decode(Inner, {"size": 2.0})
+
+
+def test_canonical_json_is_one_text_per_value() -> None:
+    assert canonical_json({"b": 1, "a": [1, 2]}) == b'{"a":[1,2],"b":1}'
+    assert canonical_json(decode(Outer, GOOD)) == canonical_json(decode(Outer, dict(reversed(GOOD.items()))))
+
+
+def test_encode_is_the_inverse_of_decode() -> None:
+    value = decode(Outer, GOOD | {"tags": ["a"], "path": "/x/y", "pair": [3, 4]})
+    assert decode(Outer, json.loads(canonical_json(value))) == value
+    assert "path" not in encode(decode(Outer, GOOD))
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(_json | st.dictionaries(st.sampled_from(["name", "inner", "tags", "pair", "settings"]), _json))
+def test_rubbish_is_refused_and_nothing_else_happens(value: object) -> None:
+    try:
+        decode(Outer, value)
+    except FedelmyError as error:
+        assert error.code.startswith("E-CONFIG")
+
+
+def test_toml_mistakes_name_the_file_and_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    with pytest.raises(ConfigError, match="E-CONFIG-MISSING"):
+        read_toml(path)
+    path.write_text("a = 1\nb = = 2\n")
+    with pytest.raises(ConfigError, match=r"E-CONFIG-SYNTAX.*site\.toml.*line 2"):
+        read_toml(path)
+    with pytest.raises(ConfigError, match="directory"):
+        read_toml(tmp_path)
