@@ -67,9 +67,7 @@ def measure(model: FlatModel, distance: Distance, size: int, repeats: int) -> di
     }
 
 
-def closed_form(
-    model: FlatModel, terms: Terms, pool: list[Tensor], loss: Tensor, repeats: int
-) -> tuple[float, Tensor]:
+def closed_form(model: FlatModel, terms: Terms, pool: list[Tensor], loss: Tensor, repeats: int) -> tuple[float, Tensor]:
     start = mean_weights([Weights(vector=vector, rest={}) for vector in pool]).vector
     regulariser = pool_regulariser(terms, pool, start)
     assert regulariser is not None
@@ -81,18 +79,16 @@ def closed_form(
 
 def make_pool(model: FlatModel, size: int) -> list[Tensor]:
     """Models as far from each other as training takes them."""
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.zeros_like(model.theta)
-    pool = []
-    for _ in range(size):
-        noise[: model.parameters].normal_(0, 0.003, generator=generator)
-        pool.append(model.theta + noise)
+    noise = torch.randn(model.parameters, generator=torch.Generator().manual_seed(0)) * 0.003
+    pool = [model.theta.clone() for _ in range(size)]
+    for number, vector in enumerate(pool):
+        vector[: model.parameters] += noise.roll(1000 * number)
     return pool
 
 
 def split(vector: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
     sizes = [shape.numel() for shape in shapes]
-    parts = vector[: sum(sizes)].split(sizes)
+    parts = torch.split(vector[: sum(sizes)], sizes)
     return [part.detach().view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -107,7 +103,7 @@ def by_autograd(parameters: list[Tensor], members: list[list[Tensor]], terms: Te
     total = -terms.alpha * d1 / log_divisor(d1.detach(), loss) + terms.beta * d2 / log_divisor(d2.detach(), loss)
     for parameter in parameters:
         parameter.grad = None
-    total.backward()
+    torch.autograd.backward(total)
 
 
 def milliseconds(work: Callable[[], object], repeats: int) -> float:

@@ -44,8 +44,8 @@ name = "cnn-small"
 
 [training]
 epochs = 12
-learning_rate = 1e-3
-batch_size = 32
+learning_rate = 3e-3
+batch_size = 64
 threads = 1
 
 [strategy]
@@ -53,7 +53,7 @@ name = "fedelmy"
 pool_size = 3
 warmup_epochs = 8
 alpha = 0.06
-beta = 0.5
+beta = 1.0
 """
 
 

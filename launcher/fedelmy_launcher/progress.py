@@ -75,11 +75,13 @@ class RunProgress:
         self._kinds = {step.id: step.kind for step in plan.steps}
         self._begun: dict[str, float] = {}
         self._clock = time.monotonic()
+        self._ended: float | None = None
         self.sites = {site: SiteProgress(site=site) for site in dict.fromkeys(step.site for step in plan.steps)}
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._clock
+        """Since the run was asked for; the clock stands still once the run is done at every site."""
+        return (self._ended or time.monotonic()) - self._clock
 
     def add(self, event: Event) -> None:
         """Take an event in; events of one site must come in order, those of different sites need not."""
@@ -88,6 +90,7 @@ class RunProgress:
         match event.kind:
             case EventKind.RUN:
                 site.state = data["state"]
+                self._ended = time.monotonic() if self.is_done else None
                 site.doing = "" if RunState(site.state).is_final else site.doing or "waiting"
                 if data.get("code"):
                     site.problem = f"{data['code']}: {data.get('message', '')}"

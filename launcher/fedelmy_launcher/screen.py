@@ -107,21 +107,24 @@ class _JsonLines:
 def _line(event: Event) -> str | None:
     """One line for an event that a reader of a log wants; epochs are left to the tables."""
     data: Mapping[str, Any] = event.data
-    describe = {
-        EventKind.RUN: _run_line,
-        EventKind.STEP: _step_line,
-        EventKind.MEMBER: lambda _: (
-            f"pool member {data['member']}/{data['members']} done, epoch {data['epoch']} kept"
-            + (f", validation {percent(data['accuracy'])}" if data.get("accuracy") is not None else "")
-        ),
-        EventKind.SENT: lambda _: f"sent {bytes_text(data['bytes'])} to {data['peer']} in {data['seconds']:.2f} s",
-        EventKind.RETRY: lambda _: (
-            f"hand-over to {data['peer']} failed ({data['code']}: {data['message']}),"
-            f" next try in {data['wait_seconds']} s"
-        ),
-        EventKind.WARNING: lambda _: f"warning {data['code']}: {data['message']}",
-    }.get(event.kind)
-    return describe(event) if describe else None
+    text = None
+    match event.kind:
+        case EventKind.RUN:
+            text = _run_line(event)
+        case EventKind.STEP:
+            text = _step_line(event)
+        case EventKind.MEMBER:
+            accuracy = f", validation {percent(data['accuracy'])}" if data.get("accuracy") is not None else ""
+            text = f"pool member {data['member']}/{data['members']} done, epoch {data['epoch']} kept{accuracy}"
+        case EventKind.SENT:
+            text = f"sent {bytes_text(data['bytes'])} to {data['peer']} in {data['seconds']:.2f} s"
+        case EventKind.RETRY:
+            text = f"hand-over to {data['peer']} failed ({data['message']}), next try in {data['wait_seconds']} s"
+        case EventKind.WARNING:
+            text = f"warning {data['code']}: {data['message']}"
+        case _:
+            pass
+    return text
 
 
 def _run_line(event: Event) -> str:

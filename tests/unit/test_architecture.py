@@ -94,7 +94,9 @@ def test_processes_load_only_what_they_need(statement: str, absent: set[str]) ->
 
 
 def test_no_module_outgrows_one_idea() -> None:
-    long = {str(path): n for path in modules(NODE) + modules(LAUNCHER) if (n := len(path.read_text().splitlines())) > 400}
+    long = {
+        str(path): n for path in modules(NODE) + modules(LAUNCHER) if (n := len(path.read_text().splitlines())) > 400
+    }
     assert long == {}
 
 

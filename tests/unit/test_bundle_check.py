@@ -32,7 +32,9 @@ def test_finds_every_kind_of_nonfinite_value(tmp_path, monkeypatch, dtype, bad, 
     values[position] = bad
     path = saved(tmp_path / "file", a=torch.ones(7), b=values, c=torch.full((3,), float("nan")))
     header = read_header(path)
-    first = min((span, info.name) for span, info in zip(header.spans, header.manifest) if info.name != "a")[1]
+    first = min(
+        (span, info.name) for span, info in zip(header.spans, header.manifest, strict=True) if info.name != "a"
+    )[1]
     assert find_nonfinite(path, header) == first
 
 

@@ -165,9 +165,7 @@ def test_wild_headers_are_never_anything_but_a_bundle_error(table, data_bytes):
         assert sum(span.end - span.begin for span in header.spans) == data_bytes
 
 
-GOOD = json.dumps(
-    {"__metadata__": {"fedelmy": "{}"}, "m/a": entry(), "m/b": entry("I64", (2, 1), (8, 24))}
-).encode()
+GOOD = json.dumps({"__metadata__": {"fedelmy": "{}"}, "m/a": entry(), "m/b": entry("I64", (2, 1), (8, 24))}).encode()
 
 
 @settings(deadline=None, max_examples=300)

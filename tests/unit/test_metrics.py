@@ -64,3 +64,13 @@ def test_evaluation_does_not_change_the_model():
     assert results[0]["samples"] == 6
     assert model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5, 1000])
+def test_areas_agree_with_scikit_learn_with_and_without_ties(levels):
+    generator = torch.Generator().manual_seed(levels)
+    labels = torch.randint(0, 2, (300,), generator=generator)
+    logits = torch.randint(0, levels, (300, 2), generator=generator).float()
+    result = score(logits, labels, ["a", "b"])
+    wanted = roc_auc_score(labels.numpy(), logits.double().softmax(1).numpy()[:, 1])
+    assert result["classes"]["b"]["auc"] == pytest.approx(wanted, abs=1e-6)

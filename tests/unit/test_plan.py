@@ -17,9 +17,7 @@ from fedelmy_node.domain.plan import Slice, Step, StepKind, in_order
 from fedelmy_node.errors import ConfigError, FedelmyError, PeerError, RunError
 from fedelmy_node.store.records import read_slice
 
-names = st.lists(
-    st.from_regex(r"[a-z]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True), min_size=1, max_size=12, unique=True
-)
+names = st.lists(st.from_regex(r"[a-z]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True), min_size=1, max_size=12, unique=True)
 
 
 def test_the_chain_of_the_paper() -> None:

@@ -55,7 +55,7 @@ def test_prepare_describes_the_bundle_that_training_writes(trained):
 
 
 def test_a_chain_of_two_sites_learns_the_digits(trained, tmp_path):
-    path, outcome = trained
+    path, _ = trained
     events = []
     second = do(
         job("train", recipe(), site="south", output=tmp_path / "second"),
@@ -77,7 +77,8 @@ def test_a_chain_of_two_sites_learns_the_digits(trained, tmp_path):
 def test_nothing_of_an_earlier_job_shows_in_a_later_one(trained, tmp_path):
     """The same job after others with another model, other threads and other random numbers."""
     _, outcome = trained
-    other = recipe(model="cnn-small", seed=3, training=Training(epochs=1, batch_size=100, threads=2))
+    training = Training(epochs=1, batch_size=200, threads=2)
+    other = recipe(model="cnn-small", seed=3, training=training, pool_size=1, warmup_epochs=0)
     first = do(job("train", other, site="west", output=tmp_path / "other"))
     torch.manual_seed(99)
     again = do(job("train", recipe(), output=tmp_path / "again"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from fedelmy_launcher.cli.options import json_option
 from fedelmy_node.cli.frame import emit_json
 
 if TYPE_CHECKING:
-    from fedelmy_launcher.demo import DemoFederation
+    from fedelmy_launcher.demo import DemoSite
     from fedelmy_node.domain.federation import Federation
 
 __all__ = ["demo"]
@@ -71,18 +73,24 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
         ):
             start_run(sites, plan)
             follow_run(sites, progress, screen)
-        model = _export(federation)
-    say("4/4  for comparison, every site on its own (in simulation, same settings, same test data)")
-    alone = _alone(described, directory.absolute() / "alone")
+        say("4/4  for comparison, every site on its own (in simulation, same settings, same test data)")
+        model = federation.sites[-1].state / "model.safetensors"
+        with _exporting(federation.sites[-1], model):
+            alone = _alone(described, directory.absolute() / "alone")
     return _conclude(progress.result(), alone, directory / "report.json", model, as_json=as_json)
 
 
-def _export(federation: DemoFederation) -> Path:
-    """The last site exports what it received, as its administrator would; the launcher never sees it."""
-    site = federation.sites[-1]
-    model = site.state / "model.safetensors"
-    subprocess.run(site.command("model", "export", "--out", str(model)), check=True, capture_output=True)
-    return model
+@contextmanager
+def _exporting(site: DemoSite, model: Path) -> Iterator[None]:
+    """Meanwhile, a site exports what it received, as its administrator would; the launcher never sees it."""
+    from fedelmy_node.errors import InternalError
+
+    command = site.command("model", "export", "--out", str(model))
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as exporting:
+        yield
+        _, problem = exporting.communicate()
+    if exporting.returncode:
+        raise InternalError("E-INTERNAL", f"exporting the model failed: {problem.strip()}")
 
 
 def _alone(federation: Federation, directory: Path) -> dict[str, float]:

@@ -37,8 +37,7 @@ def check_manifest(found: Sequence[TensorInfo], expected: Sequence[TensorInfo]) 
     if not differing:
         return
     named = "; ".join(
-        f"{name}: {_describe(here.get(name))} instead of {_describe(wanted.get(name))}"
-        for name in differing[:_NAMED]
+        f"{name}: {_describe(here.get(name))} instead of {_describe(wanted.get(name))}" for name in differing[:_NAMED]
     )
     more = f"; and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
     raise BundleError("E-BUNDLE-MANIFEST", f"the weights are of another model: {named}{more}")

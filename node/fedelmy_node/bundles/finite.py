@@ -54,9 +54,7 @@ def _read_blocks(file: FileIO, length: int, block: bytearray) -> Iterator[memory
         while filled < len(part):
             count = file.readinto(part[filled:])  # which may stop early
             if not count:
-                raise BundleError(
-                    "E-BUNDLE-FORMAT", "not a bundle: the file became shorter while it was read"
-                )
+                raise BundleError("E-BUNDLE-FORMAT", "not a bundle: the file became shorter while it was read")
             filled += count
         yield part
         length -= len(part)

@@ -107,9 +107,9 @@ class Executor:
         """End a run here, and pass the operator's word on."""
         return self._ask(partial(self._cancel, run, reason, signed))
 
-    def prepared(self) -> None:
-        """A run was added: its time to be started in begins now."""
-        self._inbox.put(lambda: None)
+    def prepared(self, run: RunId) -> None:
+        """A plan was accepted: its start is near, so what needs no input loads already."""
+        self._inbox.put(partial(self._prepared, run))
 
     # --- the loop -----------------------------------------------------------------------------------------
 
@@ -165,6 +165,13 @@ class Executor:
             self._begin(record)
         return self._journal.run(run).state
 
+    def _prepared(self, run: RunId) -> None:
+        record = self._journal.run(run)
+        if record.state == RunState.PREPARED:
+            for step in record.slice.steps:
+                if not step.needs:
+                    self._warm_up(record, step)
+
     def _begin(self, record: RunRecord) -> None:
         """The run has begun, here or elsewhere; the word is passed on along the edges."""
         plan = record.slice
@@ -217,6 +224,7 @@ class Executor:
     def _expire(self) -> None:
         for known in self._journal.runs(RunState.PREPARED):
             if self._expires_at(known) <= time.time():
+                self._halt(known.run)
                 self._journal.set_run(known.run, RunState.EXPIRED, code="E-RUN-EXPIRED", message="it was never started")
 
     def _seconds_to_expiry(self) -> float | None:

@@ -113,8 +113,9 @@ class Node:
         )
 
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
-        report = self._preparation.accept(signed, operator, check_only=check_only)
-        self._executor.prepared()
+        run, report = self._preparation.accept(signed, operator, check_only=check_only)
+        if not check_only:
+            self._executor.prepared(run)
         return report
 
     def start(self, run: RunId) -> RunState:

@@ -44,21 +44,21 @@ class Preparation:
         self._identity = identity
         self._one_at_a_time = threading.Lock()
 
-    def accept(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
-        """The report of a plan that this site takes part in, or the reason why not, raised."""
+    def accept(self, signed: Signed, operator: str, *, check_only: bool) -> tuple[RunId, Mapping[str, Any]]:
+        """The run of a plan that this site takes part in, and its report; refusals are raised."""
         signer = check_operator(signed, self._identity, Purpose.PLAN) or operator
         plan = read_slice(signed.payload)
         with self._one_at_a_time:
             known = self._journal.find_run(plan.run)
             if known is not None and _stands(known, signed.payload):
-                return known.prepared.report
+                return plan.run, known.prepared.report
             self._check_consent(plan, signer)
             self._peers.check(plan)
             prepared = self._look(plan, signed, signer)
             self._check_disk(plan, prepared)
             if not check_only:
                 self._journal.add_run(prepared)
-        return prepared.report
+        return plan.run, prepared.report
 
     def _check_consent(self, plan: Slice, operator: str) -> None:
         if plan.site != self._site:

@@ -27,13 +27,15 @@ __all__ = ["Journal", "EventStream"]
 _VERSION: Final = 1
 _SCHEMA: Final = """
 CREATE TABLE runs (
-    run TEXT PRIMARY KEY, federation TEXT NOT NULL, state TEXT NOT NULL, prepared BLOB NOT NULL, signature BLOB NOT NULL,
-    certificate BLOB NOT NULL, operator TEXT NOT NULL, manifest BLOB NOT NULL, report BLOB NOT NULL,
+    run TEXT PRIMARY KEY, federation TEXT NOT NULL, state TEXT NOT NULL,
+    prepared BLOB NOT NULL, signature BLOB NOT NULL, certificate BLOB NOT NULL,
+    operator TEXT NOT NULL, manifest BLOB NOT NULL, report BLOB NOT NULL,
     code TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', changed_at REAL NOT NULL
 ) STRICT;
 CREATE TABLE steps (
     run TEXT NOT NULL REFERENCES runs, step TEXT NOT NULL, state TEXT NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0, sha256 TEXT NOT NULL DEFAULT '', bytes INTEGER NOT NULL DEFAULT 0, result BLOB NOT NULL DEFAULT x'7b7d',
+    attempts INTEGER NOT NULL DEFAULT 0, sha256 TEXT NOT NULL DEFAULT '',
+    bytes INTEGER NOT NULL DEFAULT 0, result BLOB NOT NULL DEFAULT x'7b7d',
     started_at REAL NOT NULL DEFAULT 0, ended_at REAL NOT NULL DEFAULT 0, PRIMARY KEY (run, step)
 ) STRICT;
 CREATE TABLE edges (

@@ -10,9 +10,10 @@ and one product coefficients R gives the gradient of both terms, because the gra
 is (u - r)/|u - r|, a combination of rows. Squared distances need but one row for the whole pool, their mean:
 the gradient of d1 is 2 (u - mean r), whatever the pool's size.
 
-Relative to an origin of the pool, u and r_t are as small as the distances are: nothing cancels. The rows are
-kept in blocks of a few thousand numbers, [block, row, number]: products of blocks are summed in float64. One
-long float32 product is no faster, and loses three of its seven digits on a model of ten million parameters.
+Relative to an origin of the pool, u and r_t are about as small as the distances are, so that next to nothing
+cancels. The rows are kept in blocks of a few thousand numbers, [block, row, number], and products of blocks are
+summed in float64: one long float32 product is no faster, and loses four of its seven digits on ten million
+parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class Terms:
     beta: float
     """Weight of d2, which training decreases."""
     distance: Distance
+    """Plain, or squared."""
     compat: Compat
     """authors: d1 includes the model that training started at, and both terms share the divisor of d2."""
 
@@ -59,8 +61,18 @@ def log_divisor(distance: Tensor, loss: Tensor) -> Tensor:
     return 10.0 ** order.clamp_min(0)
 
 
-class Regulariser(ABC):
-    """Adds the gradient of -alpha d1 + beta d2 to the gradient of the loss, after backward()."""
+class Regulariser(Protocol):
+    """Terms of the loss that depend on the parameters alone."""
+
+    def add_gradient(self, theta: Tensor, grad: Tensor, loss: Tensor) -> Tensor:
+        """Add the terms' gradient at `theta` to `grad`, in place, after backward(); `loss` only scales.
+
+        Gives (d1, d2) in float64, on the device, for the events.
+        """
+
+
+class _Rows(ABC):
+    """The matrix R and its two products; which rows there are, and what they mean, is the subclasses' affair."""
 
     def __init__(self, terms: Terms, origin: Tensor, others: Sequence[Tensor]) -> None:
         self._terms = terms
@@ -70,17 +82,22 @@ class Regulariser(ABC):
         for row, other in enumerate(others):
             torch.sub(other.view(-1, BLOCK), self._origin, out=self._rows[:, row])
         self._u = self._rows[:, -1]
-        squares = [self._rows[:, row].double().square().sum() for row in range(len(others))]
+        squares = [self._square_of(other) for other in others]
         self._squares = torch.stack(squares) if squares else origin.new_zeros(0, dtype=torch.float64)
 
     def add_gradient(self, theta: Tensor, grad: Tensor, loss: Tensor) -> Tensor:
-        """Add to `grad` in place; gives (d1, d2) in float64, on the device. `loss` only scales."""
+        """See `Regulariser`: one subtraction and two passes over the rows."""
         torch.sub(theta.view(-1, BLOCK), self._origin, out=self._u)
         products = torch.bmm(self._rows, self._u.unsqueeze(2)).double().sum(dim=0).view(-1)
         distances, coefficients = self._evaluate(products[:-1], products[-1], loss)
         per_block = coefficients.to(grad.dtype).expand(self._rows.shape[0], 1, -1)
         grad.view(-1, 1, BLOCK).baddbmm_(per_block, self._rows)
         return distances
+
+    def _square_of(self, vector: Tensor) -> Tensor:
+        """The squared distance of a vector from the origin, rounded as the products of the rows are."""
+        torch.sub(vector.view(-1, BLOCK), self._origin, out=self._u)
+        return torch.bmm(self._u.unsqueeze(1), self._u.unsqueeze(2)).double().sum()
 
     @abstractmethod
     def _evaluate(self, ru: Tensor, uu: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +110,7 @@ class Regulariser(ABC):
         return -self._terms.alpha / divisor1, self._terms.beta / divisor2
 
 
-class _PlainL2(Regulariser):
+class _PlainL2(_Rows):
     """Distances to every point; the first point is the origin, and one of them is m0."""
 
     def __init__(self, terms: Terms, points: Sequence[Tensor], anchor: int) -> None:
@@ -114,13 +131,12 @@ class _PlainL2(Regulariser):
         return torch.stack([d1, d2]), torch.cat([-pull[1:], pull.sum().view(1)])
 
 
-class _SquaredL2(Regulariser):
+class _SquaredL2(_Rows):
     """One row stands for the pool: the mean of its points relative to m0, the origin."""
 
     def __init__(self, terms: Terms, points: Sequence[Tensor], mean: Tensor) -> None:
         super().__init__(terms, points[0], [mean])
-        squares = [(point.double() - points[0].double()).square().sum() for point in points]
-        self._mean_square = torch.stack(squares).mean()
+        self._mean_square = torch.stack([self._square_of(point) for point in points]).mean()
 
     def _evaluate(self, ru: Tensor, uu: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         d1, d2 = uu - 2 * ru[0] + self._mean_square, uu

@@ -47,12 +47,19 @@ class Bench:
     validation: Samples
     """May be empty; then the last epoch is kept."""
     input: InputFormat
+    """How validation images are normalised."""
     training: Training
+    """Of the recipe."""
     run_seed: int
+    """With site and visit, where the seeds of this step begin."""
     site: SiteName
+    """This one."""
     visit: int
+    """How often the run has trained here, this step included."""
     emit: Emit
+    """Hears of every epoch and every member."""
     progress: Progress
+    """Counts the epochs of the whole step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +71,7 @@ class Assignment:
     members: int
     """How many the pool will have."""
     epochs: int
+    """Passes over the training data."""
 
     @property
     def phase(self) -> str:
@@ -79,6 +87,7 @@ class Best:
     accuracy: float | None
     """On the validation data; None where there are none."""
     weights: Weights
+    """At the end of that epoch."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -86,7 +95,9 @@ class FitState:
     """Where a fit is: with the tensors of model and optimizer, enough to go on as if nothing had happened."""
 
     model: FlatModel
+    """Holds the current values."""
     optimizer: torch.optim.Adam
+    """Holds the moments and counts the steps."""
     sums: Tensor
     """Loss, d1 and d2, each times samples, over the current epoch so far; float64, on the device."""
     epoch: int = 1
@@ -96,6 +107,7 @@ class FitState:
     samples: int = 0
     """In those batches."""
     best: Best | None = None
+    """None until the first epoch is complete."""
 
 
 def fit(bench: Bench, assignment: Assignment, start: Weights, regulariser: Regulariser | None = None) -> Best:
@@ -131,9 +143,7 @@ def new_optimizer(model: FlatModel, training: Training) -> torch.optim.Adam:
     """A fresh Adam over the one vector; the fused kernel works element by element, so it is deterministic."""
     parameter = nn.Parameter(model.theta)
     parameter.grad = model.grad
-    return torch.optim.Adam(
-        [parameter], lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
-    )
+    return torch.optim.Adam([parameter], lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
 
 
 def validate(bench: Bench) -> float | None:
@@ -148,9 +158,7 @@ def validate(bench: Bench) -> float | None:
     return int(correct) / len(bench.validation) if len(bench.validation) else None
 
 
-def _train_epoch(
-    bench: Bench, assignment: Assignment, state: FitState, regulariser: Regulariser | None
-) -> None:
+def _train_epoch(bench: Bench, assignment: Assignment, state: FitState, regulariser: Regulariser | None) -> None:
     """The rest of the current epoch: from `state.batch` to its end."""
     model, place = state.model, _place(bench, assignment, state)
     model.module.train()
@@ -171,11 +179,12 @@ def _train_epoch(
 
 def _close_epoch(bench: Bench, assignment: Assignment, state: FitState, regularised: bool) -> None:
     """Judge the epoch, keep it if it is the best so far, tell about it, and move on to the next one."""
-    finite = state.model.theta.isfinite().all().view(1)
+    finite = state.model.all_finite().view(1)
     *means, is_finite = torch.cat([state.sums / state.samples, finite]).tolist()
     if not (math.isfinite(means[0]) and is_finite):
         who = f"member {assignment.member} of {assignment.members}" if assignment.member else "the warm-up"
-        raise TrainingError("E-TRAINING-DIVERGED", f"the loss of {who} is not finite in epoch {state.epoch}")
+        message = f"{who} diverged in epoch {state.epoch}: its loss or its weights are not finite"
+        raise TrainingError("E-TRAINING-DIVERGED", message)
     accuracy = validate(bench)
     # Strictly better, so the earliest of equals wins; without validation data, always.
     if state.best is None or state.best.accuracy is None or (accuracy or 0.0) > state.best.accuracy:

@@ -55,15 +55,18 @@ class FlatModel:
 
     def weights(self) -> Weights:
         """A copy of the current values."""
-        return Weights(
-            vector=self.theta.clone(), rest={name: tensor.clone() for name, tensor in self._rest.items()}
-        )
+        return Weights(vector=self.theta.clone(), rest={name: tensor.clone() for name, tensor in self._rest.items()})
 
     def load(self, weights: Weights) -> None:
         """Take these values."""
         self.theta.copy_(weights.vector)
         for name, tensor in self._rest.items():
             tensor.copy_(weights.rest[name])
+
+    def all_finite(self) -> Tensor:
+        """Whether no value is NaN or infinite, buffers included; on the device."""
+        floats = [self.theta, *(tensor for tensor in self._rest.values() if tensor.is_floating_point())]
+        return torch.stack([tensor.isfinite().all() for tensor in floats]).all()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The current values by name, as bundles store them; not a copy."""

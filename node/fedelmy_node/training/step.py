@@ -45,9 +45,11 @@ class Loaded:
     """A job whose data and model are in memory."""
 
     job: Job
+    """As it was asked for."""
     settings: object
     """Of the strategy, validated."""
     data: SiteData
+    """The site's samples."""
     model: FlatModel
     """On the job's device; for prepare on the meta device, without values."""
     initial: Weights
@@ -87,6 +89,7 @@ def load(job: Job) -> Loaded:
 
 def run(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
     """Do the job with its inputs, bundles in the order of the plan."""
+    _set_determinism(_device(loaded.job.device), loaded.job.recipe.training)  # other jobs may have come between
     if loaded.data.left_out:
         message = f"{loaded.data.left_out} file(s) of this site's data cannot be read and are left out"
         emit(EventKind.WARNING, {"code": "E-DATA-UNREADABLE", "message": message})
@@ -115,9 +118,7 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
     device = model.theta.device
     bench = Bench(
         model=model,
-        batches=Batches(
-            loaded.data.train, recipe.task.input, recipe.training, run_seed=recipe.seed, device=device
-        ),
+        batches=Batches(loaded.data.train, recipe.task.input, recipe.training, run_seed=recipe.seed, device=device),
         validation=loaded.data.validation,
         input=recipe.task.input,
         training=recipe.training,
@@ -186,11 +187,9 @@ def _set_determinism(device: torch.device, training: Training) -> None:
 
 
 def _import_what_is_slow(job: Job) -> None:
-    """First use of these costs a second or more: pay before the inputs arrive."""
+    """The first optimizer makes torch import its compiler, a second or more: pay before the inputs arrive."""
     if job.kind == "train":
         new_optimizer(FlatModel(nn.Linear(1, 1)), job.recipe.training).step()
-    elif job.kind == "evaluate":
-        import sklearn.metrics  # noqa: F401
 
 
 def _sizes(data: SiteData) -> dict[str, int]:

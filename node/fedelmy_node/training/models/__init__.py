@@ -29,9 +29,7 @@ class ModelEntry(NamedTuple):
 _HERE: Final = "fedelmy_node.training.models"
 MODELS: Final[Mapping[str, ModelEntry]] = {
     "mlp": ModelEntry("two hidden layers; any input size, meant for tiny images", f"{_HERE}.small:mlp"),
-    "cnn-small": ModelEntry(
-        "two convolutions and a linear layer; any input size", f"{_HERE}.small:cnn_small"
-    ),
+    "cnn-small": ModelEntry("two convolutions and a linear layer; any input size", f"{_HERE}.small:cnn_small"),
     "cnn": ModelEntry("the paper's CNN for CIFAR: three 3x3 convolutions of 128", f"{_HERE}.paper:cnn"),
     "cnn-pacs": ModelEntry("the paper's CNN for PACS and Office-Caltech: LeNet", f"{_HERE}.paper:cnn_pacs"),
     "cnn-tiny": ModelEntry("the paper's CNN for Tiny-ImageNet", f"{_HERE}.paper:cnn_tiny"),

@@ -52,6 +52,4 @@ def _adapt_first_convolution(model: nn.Module, name: str, channels: int) -> None
             parent, _, child = path.rpartition(".")
             setattr(model.get_submodule(parent), child, grey)
             return
-    raise TrainingError(
-        "E-TRAINING-MODEL", f"model 'torchvision:{name}' takes images with three channels only"
-    )
+    raise TrainingError("E-TRAINING-MODEL", f"model 'torchvision:{name}' takes images with three channels only")

@@ -1,0 +1,136 @@
+"""The journal: what was committed is there after a restart, and watchers miss nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+from federations import make_plan
+
+from fedelmy_launcher.plans import signed_slices
+from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
+from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
+from fedelmy_node.errors import RunError, StoreError
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.records import EdgeState, Prepared, read_slice
+
+SOUTH = SiteName("south")
+RUN = RunId("run-1")
+TRAIN, EDGE = StepId("train.2@south"), EdgeId("train.1@north>train.2@south")
+MANIFEST = (TensorInfo(name="model/w", dtype="F32", shape=(2, 3)),)
+
+
+def make_prepared(run: str = "run-1") -> Prepared:
+    payload = signed_slices(make_plan(run=run), None)[SOUTH].payload
+    return Prepared(
+        payload=payload, slice=read_slice(payload), signature=b"s", certificate=b"c", operator="alice",
+        manifest=MANIFEST, report={"parameters": 6},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def journal() -> Journal:
+    made = Journal(":memory:", SOUTH)
+    made.add_run(make_prepared())
+    return made
+
+
+def test_a_prepared_run_waits(journal: Journal) -> None:
+    record = journal.run(RUN)
+    assert record.state == RunState.PREPARED
+    assert {step.state for step in record.steps.values()} == {StepState.WAITING}
+    assert {edge.state for edge in record.edges.values()} == {EdgeState.WAITING}
+    assert record.prepared.manifest == MANIFEST
+    assert record.prepared.report == {"parameters": 6}
+    assert [(run.run, run.state, run.federation) for run in journal.runs()] == [(RUN, RunState.PREPARED, "small")]
+    assert journal.runs(RunState.RUNNING) == []
+
+
+def test_a_step_has_its_inputs_when_the_edge_is_done(journal: Journal) -> None:
+    step = journal.run(RUN).slice.step(TRAIN)
+    assert not journal.run(RUN).has_inputs(step)
+    journal.finish_edge(RUN, TRAIN, EDGE, EventKind.RECEIVED, {"sha256": "ab", "bytes": 7})
+    record = journal.run(RUN)
+    assert record.has_inputs(step)
+    assert (record.edges[EDGE].sha256, record.edges[EDGE].size) == ("ab", 7)
+
+
+def test_everything_survives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    first = Journal(path, SOUTH)
+    first.add_run(make_prepared())
+    first.set_run(RUN, RunState.RUNNING)
+    first.set_step(RUN, TRAIN, StepState.RUNNING)
+    first.finish_step(RUN, TRAIN, "cd", 9, {"accuracy": 0.5})
+    seen = first.events(RUN)
+    first.close()
+    second = Journal(path, SOUTH)
+    record = second.run(RUN)
+    assert record.state == RunState.RUNNING
+    assert record.steps[TRAIN].result == {"accuracy": 0.5}
+    assert (record.steps[TRAIN].sha256, record.steps[TRAIN].attempts) == ("cd", 1)
+    assert second.events(RUN) == seen
+    second.close()
+
+
+def test_the_file_is_private_and_durable(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal(path, SOUTH)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert journal._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert journal._db.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+    journal.close()
+
+
+def test_a_change_and_its_event_are_one(journal: Journal) -> None:
+    before = journal.last_event(RUN)
+    with pytest.raises(TypeError):
+        journal.finish_step(RUN, TRAIN, "cd", 9, {"not json": object()})
+    assert journal.run(RUN).steps[TRAIN].state == StepState.WAITING
+    assert journal.last_event(RUN) == before
+
+
+def test_unknown_runs(journal: Journal) -> None:
+    with pytest.raises(RunError, match="E-RUN-UNKNOWN"):
+        journal.run(RunId("other"))
+    assert journal.find_run(RunId("other")) is None
+
+
+def test_followers_get_the_past_and_the_future_once_and_in_order(journal: Journal) -> None:
+    seen: list[Event] = []
+    follower = threading.Thread(target=lambda: seen.extend(journal.follow(RUN, 0)))
+    follower.start()
+    for epoch in range(20):
+        journal.record(RUN, TRAIN, EventKind.EPOCH, {"epoch": epoch})
+    journal.set_run(RUN, RunState.DONE)
+    follower.join(10)
+    assert not follower.is_alive()
+    assert [event.data.get("epoch") for event in seen if event.kind == EventKind.EPOCH] == list(range(20))
+    assert [event.seq for event in seen] == sorted({event.seq for event in seen})
+    assert seen[-1].data == {"state": "done"}
+    assert list(journal.follow(RUN, seen[-2].seq)) == seen[-1:]
+
+
+def test_a_closed_stream_ends(journal: Journal) -> None:
+    stream = journal.follow(RUN, journal.last_event(RUN))
+    follower = threading.Thread(target=lambda: list(stream))
+    follower.start()
+    stream.close()
+    follower.join(10)
+    assert not follower.is_alive()
+
+
+def test_damaged_and_future_journals_are_refused(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.db"
+    damaged.write_bytes(b"this is not a database, but it is long enough to look at" * 20)
+    with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
+        Journal(damaged, SOUTH)
+    future = tmp_path / "future.db"
+    with sqlite3.connect(future) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(StoreError, match="E-STORE-VERSION"):
+        Journal(future, SOUTH)

@@ -1,0 +1,83 @@
+"""The site's settings: one precedence, and a file that was named must exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedelmy_node.config.site import Given, load_site_config
+from fedelmy_node.errors import FedelmyError
+
+TOML = """
+[site]
+listen = "0.0.0.0:7001"
+peers = ["south=10.0.0.2:7001"]
+accept_from = ["west"]
+operators = ["alice"]
+device = "cpu"
+keep_pool = true
+
+[data]
+source = "npz:/data/x.npz"
+indices = "mine.json"
+unreadable = "skip"
+"""
+
+
+def test_defaults(tmp_path: Path) -> None:
+    config = load_site_config(Given(state=tmp_path))
+    assert config.listen == "0.0.0.0:50051"
+    assert (config.peers, config.data, config.accept_from, config.operators) == ((), None, None, None)
+    assert (config.device, config.unreadable, config.keep_pool) == ("auto", "refuse", False)
+
+
+def test_the_file_in_the_state_directory_is_found(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(TOML)
+    config = load_site_config(Given(state=tmp_path))
+    assert config.listen == "0.0.0.0:7001"
+    assert [str(peer) for peer in config.peers] == ["south=10.0.0.2:7001"]
+    assert config.accept_from == {"west"}
+    assert config.operators == {"alice"}
+    assert config.indices == tmp_path / "mine.json"
+    assert (config.device, config.unreadable, config.keep_pool) == ("cpu", "skip", True)
+
+
+def test_flags_go_before_the_file(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(TOML)
+    given = Given(
+        state=tmp_path, listen="127.0.0.1:1", peers=("127.0.0.1:2",), data="digits", device="cuda:1", keep_pool=False
+    )
+    config = load_site_config(given)
+    assert (config.listen, config.data, config.device, config.keep_pool) == ("127.0.0.1:1", "digits", "cuda:1", False)
+    assert [str(peer) for peer in config.peers] == ["127.0.0.1:2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "word"),
+    [
+        ('[site]\nlistn = "x"', "E-CONFIG-KEY", "listen"),
+        ('[dat]\nsource = "digits"', "E-CONFIG-KEY", "data"),
+        ('[site]\npeers = ["nowhere"]', "E-PEER-ADDRESS", "nowhere"),
+        ('[site]\ndevice = "gpu"', "E-CONFIG-VALUE", "cuda"),
+        ("[site]\nstall_seconds = 0", "E-CONFIG-VALUE", "stall_seconds"),
+        ("[site", "E-CONFIG-SYNTAX", "site.toml"),
+    ],
+)
+def test_mistakes(tmp_path: Path, text: str, code: str, word: str) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(FedelmyError) as caught:
+        load_site_config(Given(state=tmp_path))
+    assert caught.value.code == code
+    assert word in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(FedelmyError, match="E-CONFIG-MISSING"):
+        load_site_config(Given(state=tmp_path, config=tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize("bad", ["", "host", "host:", ":1", "host:99999", "a b:1", "NORTH=host:1", "=host:1", "host:x"])
+def test_peers_that_are_no_addresses(tmp_path: Path, bad: str) -> None:
+    with pytest.raises(FedelmyError):
+        load_site_config(Given(state=tmp_path, peers=(bad,)))
