@@ -69,7 +69,7 @@ def test_an_epoch_is_seen() -> None:
     site = progress.sites[SiteName("north")]
     assert (site.doing, site.member, site.members, site.epoch, site.epochs) == ("training", 2, 3, 4, 5)
     table = site_table(progress, "title")
-    assert [list(column.cells)[0] for column in table.columns][2:6] == ["2/3", "4/5", "0.250", "75.0%"]
+    assert [next(iter(column.cells)) for column in table.columns][2:6] == ["2/3", "4/5", "0.250", "75.0%"]
 
 
 def test_problems_stay_visible_until_the_step_runs_again() -> None:

@@ -77,10 +77,13 @@ class Inbox:
             raise TransferError("E-TRANSFER-SEQUENCE", f"the transfer on {edge} was not begun")
         if first != arrival.next_block:
             raise TransferError("E-TRANSFER-SEQUENCE", f"expected block {arrival.next_block}, not {first}")
-        for block in blocks:
-            arrival.take(block)
-        arrival.finish()
-        self._settle(arrival)
+        try:
+            for block in blocks:
+                arrival.take(block)
+            arrival.finish()
+            self._settle(arrival)
+        finally:
+            self._forget(arrival)
         return Receipt(edge=edge, sha256=sha256, size=arrival.offer.size)
 
     def _settle(self, arrival: _Arrival) -> None:
@@ -95,9 +98,22 @@ class Inbox:
         sync_directory(arrival.target.parent)
         data = {"peer": edge.sender, "bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries}
         self._journal.finish_edge(run, edge.target, edge.id, EventKind.RECEIVED, data)
-        with self._lock:
-            self._arrivals.pop((run, edge.id), None)
         self._received(run)
+
+    def _forget(self, arrival: _Arrival) -> None:
+        """A stream has ended, well or not; what is verified is on the disk, and the next Begin finds it there."""
+        arrival.close()
+        key = arrival.offer.run, arrival.edge.id
+        with self._lock:
+            if self._arrivals.get(key) is arrival:
+                del self._arrivals[key]
+
+    def close(self) -> None:
+        """Close the files of transfers that were begun and never sent."""
+        with self._lock:
+            arrivals, self._arrivals = self._arrivals, {}
+        for arrival in arrivals.values():
+            arrival.close()
 
     def _check(self, record: RunRecord, offer: Offer) -> None:
         if record.state == RunState.CANCELLED:

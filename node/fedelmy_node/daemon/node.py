@@ -88,6 +88,7 @@ class Node:
         self._endpoint.close()
         local.close()
         self._executor.close()
+        self._inbox.close()
         self._peers.close()
         self._journal.close()
         self._lock.release()

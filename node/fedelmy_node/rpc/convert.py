@@ -196,7 +196,8 @@ def model_to_pb(model: ResultModel) -> admin_pb2.ModelReply:
 def model_from_pb(message: admin_pb2.ModelReply) -> ResultModel:
     return ResultModel(
         run=RunId(message.run), site=SiteName(message.site), path=message.path,
-        sha256=message.sha256, size=message.size, recipe=message.recipe, data=message.data, indices=message.indices, unreadable=message.unreadable,
+        sha256=message.sha256, size=message.size, recipe=message.recipe, data=message.data,
+        indices=message.indices, unreadable=message.unreadable,
     )  # fmt: skip
 
 

@@ -1,0 +1,305 @@
+"""A hand-over between two real ends: exactly once, from the last verified block, and only of what fits."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fedelmy_launcher.plans import compile_plan, signed_slices
+from fedelmy_node.bundles.header import read_header
+from fedelmy_node.config.decode import decode
+from fedelmy_node.daemon.inbox import Inbox
+from fedelmy_node.domain.events import EventKind, RunState
+from fedelmy_node.domain.federation import Federation
+from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, run_id
+from fedelmy_node.domain.transfer import Block, Offer, Parcel, Receipt
+from fedelmy_node.errors import FedelmyError, TransferError
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.rpc import services
+from fedelmy_node.rpc.clients import PeerClient
+from fedelmy_node.rpc.dial import open_channel
+from fedelmy_node.rpc.guard import Guard
+from fedelmy_node.rpc.serve import make_server
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.layout import Layout
+from fedelmy_node.store.records import EdgeState, Prepared, read_slice
+
+RUN, EDGE = RunId("run-1"), EdgeId("train.1@north>train.2@south")
+BLOCK = 1 << 16
+
+
+def federation() -> Federation:
+    return decode(
+        Federation,
+        {
+            "name": "pair", "topology": "chain", "order": "listed", "deliver": "last",
+            "members": [{"name": name, "address": "127.0.0.1:1"} for name in ("north", "south")],
+            "recipe": {
+                "seed": 0, "model": {"name": "mlp"}, "strategy": {"name": "fedelmy"}, "training": {"epochs": 1},
+                "task": {"classes": ["a", "b"], "input": {"height": 8, "width": 8, "channels": 1}},
+            },
+        },
+    )  # fmt: skip
+
+
+class South:
+    """The receiving node as far as transfers need it: real journal, real files, real server."""
+
+    def __init__(self, root: Path, manifest: Any, identity: Identity) -> None:
+        self.layout = Layout(root)
+        self.layout.create()
+        self.journal = Journal(self.layout.journal, SiteName("south"))
+        self.arrived: list[RunId] = []
+        if self.journal.find_run(RUN) is None:
+            payload = signed_slices(compile_plan(federation(), run_id(RUN)), None)[SiteName("south")].payload
+            self.journal.add_run(
+                Prepared(
+                    payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o",
+                    manifest=manifest, report={},
+                )
+            )  # fmt: skip
+        self.inbox = Inbox(self.journal, self.layout, self.arrived.append)
+        guard = Guard(services.RULES, {"transfers": 4, "control": 4, "watchers": 4}, secure=True)
+        self.server, self.address = make_server(
+            Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers
+        )
+        services.add_network(self.server, self, self, self.inbox)  # type: ignore[arg-type]
+        self.server.start()
+
+    def stop(self) -> None:
+        self.server.stop(0).wait()
+        self.inbox.close()
+        self.journal.close()
+
+    @property
+    def partial(self) -> list[Path]:
+        return list(self.layout.input(RUN, EDGE).parent.glob("*.part"))
+
+
+def make_bundle(path: Path, size: int = 300_000, value: float = 0.5) -> Path:
+    save_file({"model/w": np.full(size, value, np.float32), "model/n": np.array([7], np.int64)}, path)
+    return path
+
+
+def parcel_of(path: Path, **changes: Any) -> Parcel:
+    data = path.read_bytes()
+    offer = Offer(
+        run=RUN, edge=EDGE, size=len(data), sha256=hashlib.sha256(data).hexdigest(), block_bytes=BLOCK,
+        wire_dtype="float32", manifest=read_header(path).manifest,
+    )  # fmt: skip
+    return Parcel(offer=replace(offer, **changes), path=path)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "bundle.safetensors")
+
+
+@pytest.fixture
+def south(tmp_path: Path, bundle: Path, identities: dict[str, Identity]) -> Iterator[South]:
+    node = South(tmp_path / "south", read_header(bundle).manifest, identities["south"])
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def north(identities: dict[str, Identity]) -> Iterator[Callable[[South], PeerClient]]:
+    clients: list[PeerClient] = []
+
+    def connect(node: South, who: str = "north") -> PeerClient:
+        channel = open_channel(node.address, identities[who], expect_role="site", expect_site=SiteName("south"))
+        clients.append(PeerClient(channel, "south", 20.0))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+Connect = Callable[..., PeerClient]
+
+
+def test_a_bundle_arrives_bit_for_bit(south: South, north: Connect, bundle: Path) -> None:
+    moved: list[int] = []
+    receipt = north(south).deliver(parcel_of(bundle), moved.append)
+    assert south.layout.input(RUN, EDGE).read_bytes() == bundle.read_bytes()
+    record = south.journal.run(RUN)
+    assert record.edges[EDGE].state == EdgeState.DONE
+    assert record.edges[EDGE].sha256 == receipt.sha256
+    assert moved[-1] == bundle.stat().st_size
+    assert south.arrived == [RUN]
+    assert [event.kind for event in south.journal.events(RUN)][-1] == EventKind.RECEIVED
+    assert south.partial == []
+
+
+def test_delivered_twice_acknowledged_twice_taken_once(south: South, north: Connect, bundle: Path) -> None:
+    client, parcel = north(south), parcel_of(bundle)
+    first = client.deliver(parcel, lambda _: None)
+    moved: list[int] = []
+    assert client.deliver(parcel, moved.append) == first
+    assert moved == []
+    assert south.arrived == [RUN]
+
+
+def test_the_first_input_wins(south: South, north: Connect, bundle: Path, tmp_path: Path) -> None:
+    client = north(south)
+    client.deliver(parcel_of(bundle), lambda _: None)
+    with pytest.raises(TransferError, match="E-TRANSFER-CONFLICT"):
+        client.deliver(parcel_of(make_bundle(tmp_path / "other", value=0.25)), lambda _: None)
+    assert south.layout.input(RUN, EDGE).read_bytes() == bundle.read_bytes()
+
+
+def test_a_broken_stream_goes_on_from_the_last_verified_block(
+    south: South, north: Connect, bundle: Path, tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    parcel = parcel_of(bundle)
+
+    def break_after_five(moved: int) -> None:
+        if moved >= 5 * BLOCK:
+            raise ConnectionError("the cable")
+
+    client = north(south)
+    with pytest.raises(FedelmyError):
+        client.deliver(parcel, break_after_five)
+    south.stop()
+    again = South(tmp_path / "south", parcel.offer.manifest, identities["south"])
+    try:
+        kept = again.partial[0].stat().st_size // BLOCK
+        assert kept >= 1
+        moved: list[int] = []
+        north(again).deliver(parcel, moved.append)
+        assert moved[0] == min(parcel.offer.size, (kept + 1) * BLOCK)
+        assert again.layout.input(RUN, EDGE).read_bytes() == bundle.read_bytes()
+    finally:
+        again.stop()
+        south.server.stop(0)
+
+
+def test_a_newer_stream_takes_over(south: South, bundle: Path) -> None:
+    data, parcel = bundle.read_bytes(), parcel_of(bundle)
+    pieces = [data[i : i + BLOCK] for i in range(0, len(data), BLOCK)]
+    blocks = [Block(index=i, data=piece, sha256=hashlib.sha256(piece).digest()) for i, piece in enumerate(pieces)]
+    north = SiteName("north")
+    assert south.inbox.begin(north, parcel.offer) == 0
+    reached, released = threading.Event(), threading.Event()
+
+    def slowly() -> Iterator[Block]:
+        yield blocks[0]
+        reached.set()
+        released.wait(10)
+        yield from blocks[1:]
+
+    outcome: list[object] = []
+
+    def old_stream() -> None:
+        try:
+            outcome.append(south.inbox.receive(north, RUN, EDGE, parcel.offer.sha256, 0, slowly()))
+        except TransferError as error:
+            outcome.append(error.code)
+
+    thread = threading.Thread(target=old_stream)
+    thread.start()
+    reached.wait(10)
+    first = south.inbox.begin(north, parcel.offer)
+    assert first == 1
+    receipt = south.inbox.receive(north, RUN, EDGE, parcel.offer.sha256, 1, iter(blocks[1:]))
+    released.set()
+    thread.join(10)
+    assert isinstance(receipt, Receipt)
+    assert outcome == ["E-TRANSFER-SEQUENCE"]
+    assert south.arrived == [RUN]
+    assert south.layout.input(RUN, EDGE).read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"run": RunId("other")}, "E-RUN-UNKNOWN"),
+        ({"edge": EdgeId("train.1@north>train.9@south")}, "E-CONSENT-EDGE"),
+        ({"size": 10}, "E-TRANSFER-SIZE"),
+        ({"size": 1 << 50}, "E-TRANSFER-SIZE"),
+        ({"block_bytes": 0}, "E-TRANSFER-SIZE"),
+        ({"block_bytes": 1 << 30}, "E-TRANSFER-SIZE"),
+        ({"wire_dtype": "float8"}, "E-TRANSFER-SIZE"),
+        ({"manifest": ()}, "E-BUNDLE-MANIFEST"),
+    ],
+)
+def test_offers_that_do_not_fit_are_refused_before_a_byte(
+    south: South, north: Connect, bundle: Path, change: dict[str, Any], code: str
+) -> None:
+    moved: list[int] = []
+    with pytest.raises(FedelmyError) as caught:
+        north(south).deliver(parcel_of(bundle, **change), moved.append)
+    assert caught.value.code == code
+    assert moved == [] and south.partial == [] and south.arrived == []
+
+
+def test_another_model_is_named(south: South, north: Connect, tmp_path: Path) -> None:
+    with pytest.raises(FedelmyError, match=r"E-BUNDLE-MANIFEST.*model/w.*\[5\].*\[300000\]"):
+        north(south).deliver(parcel_of(make_bundle(tmp_path / "other", size=5)), lambda _: None)
+
+
+def test_another_site_may_not_use_the_edge(south: South, north: Connect, bundle: Path) -> None:
+    with pytest.raises(FedelmyError, match=r"E-CONSENT-EDGE.*south"):
+        north(south, "south").deliver(parcel_of(bundle), lambda _: None)
+
+
+def test_values_that_are_not_finite_are_refused_and_forgotten(south: South, north: Connect, tmp_path: Path) -> None:
+    bad = make_bundle(tmp_path / "bad", value=float("nan"))
+    with pytest.raises(FedelmyError, match=r"E-BUNDLE-NONFINITE.*model/w"):
+        north(south).deliver(parcel_of(bad), lambda _: None)
+    assert south.partial == [] and not south.layout.input(RUN, EDGE).exists()
+    assert south.journal.run(RUN).edges[EDGE].state != EdgeState.DONE
+
+
+def test_a_file_that_is_not_what_was_announced(south: South, north: Connect, bundle: Path, tmp_path: Path) -> None:
+    parcel = parcel_of(bundle)
+    data = bytearray(bundle.read_bytes())
+    data[-1] ^= 1
+    bundle.write_bytes(data)
+    with pytest.raises(TransferError, match="E-TRANSFER-HASH"):
+        north(south).deliver(parcel, lambda _: None)
+    assert south.partial == [] and south.arrived == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (lambda block: replace(block, index=block.index + 1), "E-TRANSFER-SEQUENCE"),
+        (lambda block: replace(block, sha256=b"\0" * 32), "E-TRANSFER-HASH"),
+        (lambda block: replace(block, data=block.data[:-1]), "E-TRANSFER-SIZE"),
+        (lambda block: replace(block, data=block.data + b"x"), "E-TRANSFER-SIZE"),
+    ],
+)
+def test_blocks_that_are_not_right(south: South, bundle: Path, spoil: Callable[[Block], Block], code: str) -> None:
+    piece = bundle.read_bytes()[:BLOCK]
+    good = Block(index=0, data=piece, sha256=hashlib.sha256(piece).digest())
+    offer = parcel_of(bundle).offer
+    south.inbox.begin(SiteName("north"), offer)
+    with pytest.raises(TransferError, match=code):
+        south.inbox.receive(SiteName("north"), RUN, EDGE, offer.sha256, 0, iter([spoil(good)]))
+    assert south.arrived == []
+
+
+def test_a_stream_that_was_not_begun(south: South, bundle: Path) -> None:
+    with pytest.raises(TransferError, match="E-TRANSFER-SEQUENCE"):
+        south.inbox.receive(SiteName("north"), RUN, EDGE, "00", 0, iter([]))
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [(RunState.CANCELLED, "E-RUN-CANCELLED"), (RunState.EXPIRED, "E-RUN-EXPIRED")]
+)
+def test_runs_that_have_ended_take_nothing(
+    south: South, north: Connect, bundle: Path, state: RunState, code: str
+) -> None:
+    south.journal.set_run(RUN, state)
+    with pytest.raises(FedelmyError, match=code):
+        north(south).deliver(parcel_of(bundle), lambda _: None)
