@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedelmy_node.domain.federation import InputFormat, ModelSpec, Recipe, StrategySpec, Task, Training
 from fedelmy_node.domain.names import SiteName
+from fedelmy_node.training.batches import Batches
 from fedelmy_node.training.data.samples import Samples
+from fedelmy_node.training.fit import Bench
+from fedelmy_node.training.flat import FlatModel
 from fedelmy_node.training.job import DataSpec, Job
+from fedelmy_node.training.progress import Progress
+
+torch.set_num_threads(1)  # tiny tensors: more threads would only wait for each other
 
 NORTH = SiteName("north")
 
@@ -18,6 +25,9 @@ NORTH = SiteName("north")
 def task(*, classes: int = 10, size: int = 8, channels: Any = 1) -> Task:
     names = tuple(str(number) for number in range(classes))
     return Task(classes=names, input=InputFormat(height=size, width=size, channels=channels))
+
+
+TINY = task(classes=3, size=4)
 
 
 def recipe(*, model: str = "mlp", seed: int = 7, training: Training | None = None, **settings: Any) -> Recipe:
@@ -53,4 +63,35 @@ def samples(count: int, *, task: Task, seed: int = 0) -> Samples:
     return Samples(
         images=(noise + labels.view(-1, 1, 1, 1)) / (len(task.classes) + 1),
         labels=labels,
+    )
+
+
+def net(*layers: nn.Module, seed: int = 0) -> nn.Module:
+    """A network for `TINY` with some layers in its middle."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), *layers, nn.Linear(8, 3))
+
+
+def make_bench(
+    network: nn.Module,
+    *,
+    train: int = 40,
+    validation: int = 12,
+    training: Training | None = None,
+    visit: int = 1,
+    events: list[Any] | None = None,
+) -> Bench:
+    """A bench for `TINY`; what it tells is appended to `events`."""
+    training = training or Training(epochs=3, batch_size=16, learning_rate=0.01)
+    return Bench(
+        model=FlatModel(network),
+        batches=Batches(samples(train, task=TINY), TINY.input, training, run_seed=1, device=torch.device("cpu")),
+        validation=samples(validation, task=TINY, seed=1),
+        input=TINY.input,
+        training=training,
+        run_seed=1,
+        site=NORTH,
+        visit=visit,
+        emit=lambda kind, data: events.append((kind, data)) if events is not None else None,
+        progress=Progress(),
     )

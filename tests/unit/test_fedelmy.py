@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from test_fit import make_bench, net
+from small_recipes import make_bench, net
 
 from fedelmy_node.domain.federation import StrategySpec, Training
 from fedelmy_node.errors import ConfigError, RunError

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from small_recipes import NORTH, samples, task
+from small_recipes import NORTH, TINY, make_bench, net, samples
 from torch import nn
 from torch.nn import functional
 
@@ -12,44 +12,8 @@ from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.errors import TrainingError
 from fedelmy_node.training import fit as module
-from fedelmy_node.training.batches import Batches
 from fedelmy_node.training.distances import Terms, pool_regulariser
-from fedelmy_node.training.fit import Assignment, Bench, fit
-from fedelmy_node.training.flat import FlatModel
-from fedelmy_node.training.progress import Progress
-
-TASK = task(classes=3, size=4)
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tiny tensors: more threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def net(*layers, seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), *layers, nn.Linear(8, 3))
-
-
-def make_bench(network, *, train=40, validation=12, training=None, visit=1, events=None):
-    training = training or Training(epochs=3, batch_size=16, learning_rate=0.01)
-    return Bench(
-        model=FlatModel(network),
-        batches=Batches(samples(train, task=TASK), TASK.input, training, run_seed=1, device=CPU),
-        validation=samples(validation, task=TASK, seed=1),
-        input=TASK.input,
-        training=training,
-        run_seed=1,
-        site=NORTH,
-        visit=visit,
-        emit=lambda kind, data: events.append((kind, data)) if events is not None else None,
-        progress=Progress(),
-    )
+from fedelmy_node.training.fit import Assignment, fit
 
 
 def assignment(member=1, epochs=3):
@@ -118,7 +82,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_samples():
     training = Training(epochs=1, batch_size=16, learning_rate=1e-9)
     bench = make_bench(net(), training=training, events=events)
     fit(bench, assignment(epochs=1), bench.model.weights())
-    data = samples(40, task=TASK)
+    data = samples(40, task=TINY)
     loss = functional.cross_entropy(bench.model.module(data.images), data.labels).item()
     assert events[0][1]["loss"] == pytest.approx(loss, rel=1e-5)
 

@@ -85,9 +85,10 @@ def _areas(probabilities: NDArray[np.float64], labels: NDArray[np.int64], classe
     it would take an evaluate step as long as everything else that it does.
     """
     areas: list[float | None] = []
+    finite = bool(np.isfinite(probabilities).all())
     for number in range(classes):
         positive = labels == number
-        if not positive.any() or positive.all() or not np.isfinite(probabilities).all():
+        if not positive.any() or positive.all() or not finite:
             areas.append(None)
         else:
             areas.append(_area(probabilities[:, number], positive))
