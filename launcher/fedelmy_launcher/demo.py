@@ -40,18 +40,18 @@ classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 input = {{ height = 8, width = 8, channels = 1, mean = [0.3], std = [0.38] }}
 
 [model]
-name = "cnn-small"
+name = "mlp"
 
 [training]
-epochs = 12
+epochs = 8
 learning_rate = 3e-3
-batch_size = 64
+batch_size = 32
 threads = 1
 
 [strategy]
 name = "fedelmy"
 pool_size = 3
-warmup_epochs = 8
+warmup_epochs = 5
 alpha = 0.06
 beta = 1.0
 """

@@ -38,16 +38,12 @@ def serve() -> Iterator[Serve]:
     """Start servers that stop when the test ends; unless a guard is given, everybody may call everything."""
     with ExitStack() as running:
 
-        def start(
-            identity: Any, *, guard: Guard | None = None, more: Mapping[str, Any] | None = None
-        ) -> Address:
+        def start(identity: Any, *, guard: Guard | None = None, more: Mapping[str, Any] | None = None) -> Address:
             echo = _Echo(more or {})
             everybody = Rule(roles=("site", "operator"), budget="control")
             rules = {f"/test.Echo/{method}": everybody for method in echo.methods}
             guard = guard or Guard(rules, {"control": 4}, secure=identity is not None)
-            server, address = make_server(
-                Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers
-            )
+            server, address = make_server(Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers)
             server.add_generic_rpc_handlers((echo,))
             server.start()
             running.callback(lambda: server.stop(0).wait(10))

@@ -140,9 +140,7 @@ def read_frame(connection: ssl.SSLSocket) -> tuple[int, bytes]:
     return header[3], exactly(int.from_bytes(header[:3]))
 
 
-def test_an_idle_channel_may_ping(
-    identities: Identities, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_channel_may_ping(identities: Identities, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server with other ideas than its clients says too_many_pings at the third ping without a call.
 
     Its patience is set to nothing here, so that the test need not wait between two pings: what is tested is

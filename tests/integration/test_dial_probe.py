@@ -57,9 +57,7 @@ def stranger(tmp_path: Path) -> Identity:
     """An identity of another federation."""
     authority.init(tmp_path / "other-ca")
     keystore.init(tmp_path / "stranger", "south", "site")
-    signed = authority.sign(
-        tmp_path / "other-ca", tmp_path / "stranger" / "request.csr", tmp_path / "stranger.pem"
-    )
+    signed = authority.sign(tmp_path / "other-ca", tmp_path / "stranger" / "request.csr", tmp_path / "stranger.pem")
     return keystore.install(tmp_path / "stranger", signed.path)
 
 
@@ -86,14 +84,10 @@ def speak(context: ssl.SSLContext, words: bytes) -> Callable[[socket.socket], No
 
 
 def call(address: Address, identity: Identity, seconds: float = 10.0) -> Probed:
-    return probe(
-        address, identity, expect_site=SiteName("south"), expect_role="site", timeout_seconds=seconds
-    )
+    return probe(address, identity, expect_site=SiteName("south"), expect_role="site", timeout_seconds=seconds)
 
 
-def refusal(
-    address: Address, identity: Identity, code: str, words: str, seconds: float = 10.0
-) -> FedelmyError:
+def refusal(address: Address, identity: Identity, code: str, words: str, seconds: float = 10.0) -> FedelmyError:
     with pytest.raises(FedelmyError, match=words) as raised:
         call(address, identity, seconds)
     assert raised.value.code == code
@@ -138,14 +132,10 @@ def test_our_own_expiry_is_named(identities: Identities, serve: Serve, forge: Fo
     refusal(serve(identities["south"]), forge(ends_days=-0.5), "E-IDENTITY-EXPIRED", "our own")
 
 
-def test_a_refusal_of_our_certificate_is_named(
-    identities: Identities, serve: Serve, stranger: Identity
-) -> None:
+def test_a_refusal_of_our_certificate_is_named(identities: Identities, serve: Serve, stranger: Identity) -> None:
     """In TLS 1.3 our handshake succeeds before the server looks at our certificate."""
     distrustful = replace(identities["south"], ca_pem=stranger.ca_pem)
-    refusal(
-        serve(distrustful), identities["north"], "E-IDENTITY-UNTRUSTED", "refuses our certificate.*site/north"
-    )
+    refusal(serve(distrustful), identities["north"], "E-IDENTITY-UNTRUSTED", "refuses our certificate.*site/north")
 
 
 @pytest.mark.parametrize("shakes_hands", [True, False])
@@ -186,9 +176,7 @@ def test_old_tls_is_named(identities: Identities, listen: Listen, tmp_path: Path
 
 
 @pytest.mark.parametrize("alpn", [(), ("http/1.1",)], ids=["none", "http/1.1"])
-def test_a_web_server_is_named(
-    identities: Identities, listen: Listen, tmp_path: Path, alpn: tuple[str, ...]
-) -> None:
+def test_a_web_server_is_named(identities: Identities, listen: Listen, tmp_path: Path, alpn: tuple[str, ...]) -> None:
     context = tls(identities["south"], tmp_path, alpn=alpn)
     refusal(listen(speak(context, b"")), identities["north"], "E-PEER-PROTOCOL", "not a fedelmy node")
 

@@ -61,9 +61,7 @@ def test_all_four_kinds_are_refused_to_the_wrong_role(identities: Identities, se
         assert ask(channel, "Say") == b"hello"
 
 
-def test_what_has_no_rule_is_refused(
-    identities: Identities, serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_has_no_rule_is_refused(identities: Identities, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     rules = {"/test.Echo/Say": Rule(roles=("site",), budget="control")}
     address = serve(identities["south"], guard=Guard(rules, {"control": 1}, secure=True))
     with dial(address, identities["north"]) as channel:
@@ -229,9 +227,7 @@ def test_a_long_stream_is_looked_at_again(identities: Identities, serve: Serve) 
 
     def vet(subject: Subject, certificate: x509.Certificate) -> None:
         if revoked.is_set():
-            raise IdentityError(
-                "E-IDENTITY-UNTRUSTED", f"{subject} was revoked ({certificate.serial_number:x})"
-            )
+            raise IdentityError("E-IDENTITY-UNTRUSTED", f"{subject} was revoked ({certificate.serial_number:x})")
 
     def stream(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         for _number in range(100):
@@ -241,9 +237,7 @@ def test_a_long_stream_is_looked_at_again(identities: Identities, serve: Serve) 
 
     rules = {"/test.Echo/Long": Rule(roles=("site",), budget="control")}
     guard = Guard(rules, {"control": 1}, secure=True, vet=vet)
-    address = serve(
-        identities["south"], guard=guard, more={"Long": grpc.unary_stream_rpc_method_handler(stream)}
-    )
+    address = serve(identities["south"], guard=guard, more={"Long": grpc.unary_stream_rpc_method_handler(stream)})
     with dial(address, identities["north"]) as channel:
         answers = channel.unary_stream("/test.Echo/Long")(b"", timeout=30)
         assert next(answers) == b"site/north"
@@ -277,9 +271,7 @@ class _Connection:
     ("version", "code"),
     [(b"TLSv1.2", "E-IDENTITY-TLS"), (None, "E-IDENTITY-TLS"), (b"TLSv1.3", "E-IDENTITY-EXPIRED")],
 )
-def test_other_connections_are_refused(
-    forge: Callable[..., Identity], version: bytes | None, code: str
-) -> None:
+def test_other_connections_are_refused(forge: Callable[..., Identity], version: bytes | None, code: str) -> None:
     properties = {"x509_pem_cert": forge("north.site.fedelmy", ends_days=-0.5).certificate_pem}
     if version is not None:
         properties["ssl_tls_version"] = version

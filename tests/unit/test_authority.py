@@ -109,9 +109,7 @@ def test_the_ca_decides_about_roles(ca: Path, tmp_path: Path) -> None:
 
 def csr(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, *names: str) -> bytes:
     builder = x509.CertificateSigningRequestBuilder(subject_name=x509.Name([]))
-    builder = builder.add_extension(
-        x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False
-    )
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 

@@ -29,9 +29,7 @@ def _format(samples: Samples, **options: Any) -> InputFormat:
     return InputFormat(height=height, width=width, channels=1 if channels == 1 else 3, **options)
 
 
-def _batches(
-    samples: Samples, *, run_seed: int = 1, batch_size: int = 4, augment: Any = (), **options: Any
-) -> Batches:
+def _batches(samples: Samples, *, run_seed: int = 1, batch_size: int = 4, augment: Any = (), **options: Any) -> Batches:
     training = Training(epochs=1, batch_size=batch_size, augment=augment)
     return Batches(samples, _format(samples, **options), training, run_seed=run_seed, device=CPU)
 
@@ -56,11 +54,7 @@ def test_an_epoch_has_every_sample_once() -> None:
 
 def test_the_order_depends_on_the_place_and_the_seed() -> None:
     def order(run_seed: int, place: Place) -> list[int]:
-        return [
-            int(label)
-            for _, labels in _batches(_samples(30), run_seed=run_seed).epoch(place)
-            for label in labels
-        ]
+        return [int(label) for _, labels in _batches(_samples(30), run_seed=run_seed).epoch(place) for label in labels]
 
     first = order(1, HERE)
     assert order(1, HERE) == first

@@ -214,9 +214,7 @@ def test_sixteen_bits_stay_between_0_and_1_when_resized() -> None:
 def _read(images: np.ndarray[Any, Any], unreadable: Any) -> tuple[Any, int]:
     raw = RawSamples(labels=np.arange(len(images)), images=ArrayImages(len(images), lambda: images))
     wanted = _format(1, 1, 1)
-    return read_samples(
-        raw, np.arange(len(images)), np.arange(len(images)) * 10, wanted, unreadable=unreadable
-    )
+    return read_samples(raw, np.arange(len(images)), np.arange(len(images)) * 10, wanted, unreadable=unreadable)
 
 
 def test_a_sample_that_is_not_finite_is_named_or_left_out() -> None:

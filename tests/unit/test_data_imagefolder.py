@@ -134,9 +134,7 @@ def test_an_unreadable_file_is_named_below_the_data_directory(damaged: Path) -> 
     assert str(damaged) not in str(caught.value)
 
 
-def test_unreadable_files_are_counted_and_left_out_on_request(
-    damaged: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_files_are_counted_and_left_out_on_request(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
     spec = DataSpec(source=f"imagefolder:{damaged}", unreadable="skip")
     with caplog.at_level(logging.WARNING):
         data = open_data(spec, TASK, seed=1, site=SITE)

@@ -127,9 +127,7 @@ JSON = st.recursive(
         [b"[" * 100_000, b'{"format":"%s","indices":%s' % (FORMAT.encode(), b"[" * 900 + b"]" * 900 + b"}")]
     )
 )
-def test_rubbish_is_refused_and_never_crashes(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_rubbish_is_refused_and_never_crashes(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "rubbish.json"
     path.write_bytes(content)
     try:
@@ -146,9 +144,7 @@ def test_rubbish_is_refused_and_never_crashes(
     seed=st.integers(0, 2**53),
     alpha=st.none() | st.floats(1e-6, 1e6),
 )
-def test_round_trip(
-    picked: set[int], seed: int, alpha: float | None, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_round_trip(picked: set[int], seed: int, alpha: float | None, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "round.json"
     indices = Indices(
         source_kind="npz",

@@ -73,9 +73,7 @@ def test_every_registered_loader_exists() -> None:
 def _modules_after(code: str) -> set[str]:
     code = f"{code}\nimport sys\nsys.stdout.write(' '.join(sys.modules))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     return set(done.stdout.split())
 
 
@@ -245,9 +243,7 @@ def test_npz_texts_are_names(tmp_path: Path, labels: list[Any]) -> None:
 
 @pytest.mark.parametrize("labels", [[2, 0, 0, 1], ["bee", "cat", "cat", "ape"]])
 def test_npz_classes_name_the_labels(tmp_path: Path, labels: list[Any]) -> None:
-    text = _write_npz(
-        tmp_path / "a.npz", images=IMAGES, labels=np.array(labels), classes=["cat", "ape", "bee"]
-    )
+    text = _write_npz(tmp_path / "a.npz", images=IMAGES, labels=np.array(labels), classes=["cat", "ape", "bee"])
     raw = _load(text)
     assert [raw.classes[label] for label in raw.pool.labels] == ["bee", "cat", "cat", "ape"]
 

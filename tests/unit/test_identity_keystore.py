@@ -27,9 +27,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def sign(federation_ca: Path, home: Path, days: int = 30) -> Path:
-    return authority.sign(
-        federation_ca, home / "request.csr", home.parent / "east.pem", days=days, replace=True
-    ).path
+    return authority.sign(federation_ca, home / "request.csr", home.parent / "east.pem", days=days, replace=True).path
 
 
 def test_init_makes_a_private_key(home: Path) -> None:
@@ -95,9 +93,7 @@ def test_a_renewal_must_not_change_the_ca(home: Path, federation_ca: Path, tmp_p
     assert keystore.load(home) == before
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"not a certificate", b"\x00" * 100_000], ids=["empty", "text", "huge"]
-)
+@pytest.mark.parametrize("content", [b"", b"not a certificate", b"\x00" * 100_000], ids=["empty", "text", "huge"])
 def test_damaged_files_are_named(home: Path, federation_ca: Path, content: bytes) -> None:
     keystore.install(home, sign(federation_ca, home))
     for name in ("certificate.pem", "ca.pem", "key.pem"):
@@ -140,9 +136,7 @@ def test_bad_names_make_no_files(tmp_path: Path) -> None:
     assert not (tmp_path / "identity").exists()
 
 
-def test_a_live_identity_follows_a_renewal(
-    home: Path, federation_ca: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_live_identity_follows_a_renewal(home: Path, federation_ca: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = keystore.install(home, sign(federation_ca, home, days=30))
     live = LiveIdentity(home)
     assert live() == first

@@ -136,10 +136,7 @@ def test_files_are_the_partition_and_say_how_it_was_made(tmp_path: Path) -> None
 
 def test_writing_again_gives_the_same_bytes(tmp_path: Path) -> None:
     texts = [
-        [
-            path.read_bytes()
-            for path in write_partition("digits", SITES, method="iid", seed=7, out_dir=out).paths
-        ]
+        [path.read_bytes() for path in write_partition("digits", SITES, method="iid", seed=7, out_dir=out).paths]
         for out in (tmp_path / "a", tmp_path / "b", tmp_path / "a")
     ]
     assert texts[0] == texts[1] == texts[2]

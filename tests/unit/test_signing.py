@@ -20,9 +20,7 @@ PLAN = b'{"run":"r1"}'
 
 def test_an_operator_signs(identities: Mapping[str, Identity]) -> None:
     signature = sign(identities["operator"], PLAN, purpose=Purpose.PLAN)
-    assert (
-        str(verify(PLAN, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)) == "operator/operator"
-    )
+    assert str(verify(PLAN, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)) == "operator/operator"
 
 
 def test_a_plan_is_not_a_cancel(identities: Mapping[str, Identity]) -> None:
@@ -56,13 +54,9 @@ def test_another_certificate_does_not_fit(
     identities: Mapping[str, Identity], federation_ca: Path, tmp_path: Path
 ) -> None:
     keystore.init(tmp_path / "bob", "bob", "operator")
-    signed = authority.sign(
-        federation_ca, tmp_path / "bob" / "request.csr", tmp_path / "bob.pem", role="operator"
-    )
+    signed = authority.sign(federation_ca, tmp_path / "bob" / "request.csr", tmp_path / "bob.pem", role="operator")
     bob = keystore.install(tmp_path / "bob", signed.path)
-    signature = replace(
-        sign(identities["operator"], PLAN, purpose=Purpose.PLAN), certificate_pem=bob.certificate_pem
-    )
+    signature = replace(sign(identities["operator"], PLAN, purpose=Purpose.PLAN), certificate_pem=bob.certificate_pem)
     with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
         verify(PLAN, signature, bob.ca_pem, purpose=Purpose.PLAN)
 

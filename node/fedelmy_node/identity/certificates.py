@@ -114,9 +114,7 @@ def to_pem(certificate: x509.Certificate) -> bytes:
 def subject_of_names(names: Sequence[str]) -> Subject:
     """The subject that DNS names spell; there must be exactly one, of the form `{name}.{role}.fedelmy`."""
     if len(names) != 1:
-        raise IdentityError(
-            "E-IDENTITY-FILE", f"one name of the form NAME.ROLE.{_SUFFIX} is needed, not {len(names)}"
-        )
+        raise IdentityError("E-IDENTITY-FILE", f"one name of the form NAME.ROLE.{_SUFFIX} is needed, not {len(names)}")
     name, _, rest = names[0].partition(".")
     role, _, suffix = rest.partition(".")
     try:
@@ -134,13 +132,9 @@ def read_subject(certificate: x509.Certificate) -> Subject:
         alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
-        raise IdentityError(
-            "E-IDENTITY-FILE", f"the certificate is not one of a federation: {error}"
-        ) from error
+        raise IdentityError("E-IDENTITY-FILE", f"the certificate is not one of a federation: {error}") from error
     if not set(KEY_USAGES) <= set(usages):
-        raise IdentityError(
-            "E-IDENTITY-FILE", "the certificate must allow both server and client authentication"
-        )
+        raise IdentityError("E-IDENTITY-FILE", "the certificate must allow both server and client authentication")
     if any(not isinstance(name, x509.DNSName) for name in alternatives):
         raise IdentityError("E-IDENTITY-FILE", "the certificate has names of other kinds than DNS")
     return subject_of_names(alternatives.get_values_for_type(x509.DNSName))
@@ -157,9 +151,7 @@ def check_dates(certificate: x509.Certificate, holder: str, now: datetime | None
             hint="Correct the clock of this machine.",
         )
     if now > end:
-        raise IdentityError(
-            "E-IDENTITY-EXPIRED", f"the certificate of {holder} expired on {end:%Y-%m-%d %H:%M} UTC"
-        )
+        raise IdentityError("E-IDENTITY-EXPIRED", f"the certificate of {holder} expired on {end:%Y-%m-%d %H:%M} UTC")
 
 
 def check_authority(ca: x509.Certificate) -> None:
@@ -180,9 +172,7 @@ def check_authority(ca: x509.Certificate) -> None:
         raise IdentityError("E-IDENTITY-FILE", "the CA certificate may not sign others")
 
 
-def verify_certificate(
-    certificate: x509.Certificate, ca: x509.Certificate, now: datetime | None = None
-) -> Subject:
+def verify_certificate(certificate: x509.Certificate, ca: x509.Certificate, now: datetime | None = None) -> Subject:
     """The subject of a certificate that `ca` signed and that is valid now; the first flaw is raised.
 
     The signature comes first: what an untrusted certificate says of itself is worth nothing.
@@ -191,9 +181,7 @@ def verify_certificate(
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise IdentityError(
-            "E-IDENTITY-UNTRUSTED", "the certificate was not signed by this federation's CA"
-        ) from error
+        raise IdentityError("E-IDENTITY-UNTRUSTED", "the certificate was not signed by this federation's CA") from error
     subject = read_subject(certificate)
     check_dates(certificate, str(subject), now)
     check_dates(ca, "the federation's CA", now)

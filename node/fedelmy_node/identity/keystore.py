@@ -94,9 +94,7 @@ def pending(directory: Path) -> Request:
     _require(directory)
     request = read_request(directory / _REQUEST)
     if request.key != read_key(directory / _KEY).public_key():
-        raise IdentityError(
-            "E-IDENTITY-MISMATCH", f"{_REQUEST} and {_KEY} in {directory} do not belong together"
-        )
+        raise IdentityError("E-IDENTITY-MISMATCH", f"{_REQUEST} and {_KEY} in {directory} do not belong together")
     return request
 
 
@@ -111,9 +109,7 @@ def install(directory: Path, certificate_file: Path) -> Identity:
         )
     leaf, ca = certificates
     if public_key(leaf) != request.key:
-        raise IdentityError(
-            "E-IDENTITY-MISMATCH", f"{certificate_file} was signed for another key than this one"
-        )
+        raise IdentityError("E-IDENTITY-MISMATCH", f"{certificate_file} was signed for another key than this one")
     subject = verify_certificate(leaf, ca)
     if subject != request.subject:
         raise IdentityError(
@@ -144,9 +140,7 @@ def load(directory: Path) -> Identity:
     leaf, ca = _one_certificate(directory / _CERTIFICATE), _one_certificate(directory / _CA)
     subject = verify_certificate(leaf, ca)
     if public_key(leaf) != _parse_key(key_pem, directory / _KEY).public_key():
-        raise IdentityError(
-            "E-IDENTITY-MISMATCH", f"{_CERTIFICATE} and {_KEY} in {directory} do not belong together"
-        )
+        raise IdentityError("E-IDENTITY-MISMATCH", f"{_CERTIFICATE} and {_KEY} in {directory} do not belong together")
     return Identity(
         subject=subject,
         key_pem=key_pem,

@@ -64,9 +64,7 @@ def read_request(path: Path) -> Request:
         valid = request.is_signature_valid
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, TypeError, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
-        raise IdentityError(
-            "E-IDENTITY-FILE", f"{path} is not a request of `fedelmy-node identity init`"
-        ) from error
+        raise IdentityError("E-IDENTITY-FILE", f"{path} is not a request of `fedelmy-node identity init`") from error
     if not valid:
         raise IdentityError("E-IDENTITY-FILE", f"{path} is damaged: it is not signed by its own key")
     subject = subject_of_names(names.get_values_for_type(x509.DNSName))

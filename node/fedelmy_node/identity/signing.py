@@ -61,9 +61,7 @@ def verify(
     if subject.role != "operator":
         raise IdentityError("E-IDENTITY-ROLE", f"a {purpose} must be signed by an operator, not by {subject}")
     try:
-        public_key(certificates[0]).verify(
-            signature.value, _message(payload, purpose), ec.ECDSA(hashes.SHA256())
-        )
+        public_key(certificates[0]).verify(signature.value, _message(payload, purpose), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:
         raise IdentityError(
             "E-IDENTITY-SIGNATURE", f"the signature of {subject} does not fit this {purpose}"

@@ -37,6 +37,10 @@ EXIT_ORPHANED: Final = 3
 EXIT_TERMINATED: Final = 128 + signal.SIGTERM
 
 
+class _Terminated(BaseException):
+    """SIGTERM arrived: unwind, so that temporary files go, and leave."""
+
+
 class Line:
     """The two pipes to the daemon; a thread reads, so that the end of the daemon is noticed at any time."""
 
@@ -82,11 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     events_fd = parser.parse_args(arguments).events_fd
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal belongs to the daemon
-    signal.signal(signal.SIGTERM, _terminate)
     line = Line(_take_over_stdin(), events_fd)
     os.set_inheritable(events_fd, False)
     try:
+        signal.signal(signal.SIGTERM, _terminate)
         _do(line)
+    except _Terminated:
+        return EXIT_TERMINATED
     except FedelmyError as error:
         return _fail(line, error)
     except Exception as error:  # noqa: BLE001 - the process boundary: the traceback goes to the step's log
@@ -127,7 +133,7 @@ def _take_over_stdin() -> int:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(EXIT_TERMINATED)
+    raise _Terminated
 
 
 def _finite(value: Any) -> Any:

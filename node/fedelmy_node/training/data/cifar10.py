@@ -36,9 +36,7 @@ def load(directory: Path) -> RawData:
     require_directory(directory)
     unpacked = directory / "cifar-10-batches-bin"
     root = unpacked if unpacked.is_dir() else directory
-    return RawData(
-        classes=CIFAR10_CLASSES, pool=_samples(root, _POOL_FILES), test=_samples(root, _TEST_FILES)
-    )
+    return RawData(classes=CIFAR10_CLASSES, pool=_samples(root, _POOL_FILES), test=_samples(root, _TEST_FILES))
 
 
 def _samples(root: Path, names: tuple[str, ...]) -> RawSamples:
@@ -46,9 +44,7 @@ def _samples(root: Path, names: tuple[str, ...]) -> RawSamples:
     labels = np.concatenate([part[:, 0] for part in records])
     if labels.max(initial=0) >= len(CIFAR10_CLASSES):
         raise DataError("E-DATA-FORMAT", f"{root} has label {labels.max()}, but CIFAR-10 has ten classes")
-    return RawSamples(
-        labels=labels.astype(np.int64), images=ArrayImages(len(labels), partial(_pixels, records))
-    )
+    return RawSamples(labels=labels.astype(np.int64), images=ArrayImages(len(labels), partial(_pixels, records)))
 
 
 def _pixels(records: list[NDArray[np.uint8]]) -> NDArray[Any]:

@@ -102,9 +102,7 @@ def _resized(images: Tensor, wanted: InputFormat) -> Tensor:
 def _interpolated(images: Tensor, height: int, width: int) -> Tensor:
     if images.shape[2:] == (height, width):
         return images
-    return functional.interpolate(
-        images, (height, width), mode="bilinear", align_corners=False, antialias=True
-    )
+    return functional.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=True)
 
 
 def _centred(images: Tensor, height: int, width: int) -> Tensor:

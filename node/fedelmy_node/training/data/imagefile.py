@@ -38,9 +38,7 @@ def read_image(path: Path, name: str) -> NDArray[Any]:
     except UnidentifiedImageError as error:
         raise DataError("E-DATA-UNREADABLE", f"{name} is not an image") from error
     except _DAMAGE as error:
-        reason = (
-            (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        )
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         raise DataError("E-DATA-UNREADABLE", f"{name} cannot be read: {reason}") from error
 
 

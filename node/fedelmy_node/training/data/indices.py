@@ -59,12 +59,8 @@ class Indices:
 
     def require_fit(self, *, source_kind: str, samples: int, site: SiteName) -> None:
         """Refuse to be applied to another source or at another site than the one it was drawn for."""
-        _require(
-            self.source_kind == source_kind, f"indices of {self.source_kind!r} do not fit {source_kind!r}"
-        )
-        _require(
-            self.samples == samples, f"indices of {self.samples} samples do not fit the source's {samples}"
-        )
+        _require(self.source_kind == source_kind, f"indices of {self.source_kind!r} do not fit {source_kind!r}")
+        _require(self.samples == samples, f"indices of {self.samples} samples do not fit the source's {samples}")
         _require(self.site == site, f"indices of site {self.site!r} are not those of site {site!r}")
 
 

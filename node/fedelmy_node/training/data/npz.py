@@ -83,9 +83,7 @@ def _numbering(
 ) -> tuple[tuple[str, ...], dict[Any, int]]:
     """The class names, and which of them each label means."""
     if len({part.dtype.kind == "U" for part in parts}) != 1:
-        raise DataError(
-            "E-DATA-FORMAT", f"{path}: labels and test_labels must both be texts or both integers"
-        )
+        raise DataError("E-DATA-FORMAT", f"{path}: labels and test_labels must both be texts or both integers")
     if names is None:
         values = sorted({value for part in parts for value in np.unique(part).tolist()})
         return tuple(str(value) for value in values), {value: number for number, value in enumerate(values)}

@@ -87,9 +87,7 @@ def split_sizes(samples: int, *, own_test: bool) -> tuple[int, int, int]:
     return test, validation, samples - test - validation
 
 
-def class_numbers(
-    names: Sequence[str], present: NDArray[np.int64], classes: Sequence[str]
-) -> NDArray[np.int64]:
+def class_numbers(names: Sequence[str], present: NDArray[np.int64], classes: Sequence[str]) -> NDArray[np.int64]:
     """For every class of a source its number in the federation, by name; -1 where no sample is `present`.
 
     Names are compared in Unicode's composed form: file systems differ in how they store accents.
@@ -121,9 +119,7 @@ def _site_positions(spec: DataSpec, source: Source, raw: RawData, site: SiteName
     return np.array(sorted(indices.indices), np.int64)
 
 
-def _site_data(
-    train: Samples, validation: Samples, test: Samples, classes: Sequence[str], left_out: int
-) -> SiteData:
+def _site_data(train: Samples, validation: Samples, test: Samples, classes: Sequence[str], left_out: int) -> SiteData:
     taught = torch.bincount(torch.cat((train.labels, validation.labels)), minlength=len(classes))
     counts = taught + torch.bincount(test.labels, minlength=len(classes))
     return SiteData(
@@ -131,8 +127,6 @@ def _site_data(
         validation=validation,
         test=test,
         class_counts=dict(zip(classes, counts.tolist(), strict=True)),
-        missing_classes=tuple(
-            name for name, count in zip(classes, taught.tolist(), strict=True) if not count
-        ),
+        missing_classes=tuple(name for name, count in zip(classes, taught.tolist(), strict=True) if not count),
         left_out=left_out,
     )
