@@ -32,6 +32,7 @@ check: $(VENV)/.installed  ## style, types, and that the generated code is up to
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python docs/generate_errors.py --check
 
 proto: $(VENV)/.installed  ## generate the Python code of the wire contract
 	$(BIN)/python proto/generate.py

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_node.durable import write_durably
 from fedelmy_node.errors import ConfigError, IdentityError, StoreError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import (
@@ -40,7 +41,7 @@ from fedelmy_node.identity.certificates import (
     public_key,
     to_pem,
 )
-from fedelmy_node.identity.files import make_directory, read_file, write_file
+from fedelmy_node.identity.files import make_directory, read_file
 from fedelmy_node.identity.requests import Request, common_name, read_request
 
 __all__ = ["Signed", "Issued", "init", "sign", "read_request", "issued", "LEAF_DAYS"]
@@ -109,8 +110,8 @@ def init(directory: Path, operator: str = "operator") -> Signed:
 def _found(directory: Path, operator: str) -> Signed:
     make_directory(directory)
     key = ec.generate_private_key(ec.SECP256R1())
-    write_file(directory / _CERTIFICATE, to_pem(_self_signed(key)), 0o644)
-    write_file(directory / _KEY, keystore.encode_key(key), 0o600)
+    write_durably(directory / _CERTIFICATE, to_pem(_self_signed(key)), 0o644)
+    write_durably(directory / _KEY, keystore.encode_key(key), 0o600)
     home = directory / _OPERATOR
     keystore.init(home, operator, "operator")
     signed = sign(directory, home / "request.csr", home / "signed.pem", role="operator")
@@ -145,7 +146,7 @@ def sign(
         _refuse_other_key(register, request, replace)
         leaf = _leaf(request, key, ca, days)
         register.append(leaf, request)
-    write_file(out, to_pem(leaf) + to_pem(ca), 0o644)
+    write_durably(out, to_pem(leaf) + to_pem(ca), 0o644)
     return Signed(
         subject=request.subject,
         fingerprint=request.fingerprint,

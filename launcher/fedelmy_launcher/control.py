@@ -24,7 +24,7 @@ from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel
 
-__all__ = ["Sites", "Refusal", "refused", "start_run", "follow", "Lost"]
+__all__ = ["Sites", "Refusal", "refused", "start_run", "follow", "Lost", "Ended"]
 
 T = TypeVar("T")
 _RETRY_SECONDS: Final = 2.0
@@ -161,9 +161,19 @@ class Lost:
     error: FedelmyError
 
 
-def follow(sites: Sites, plan: Plan) -> Iterator[Event | Lost]:
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A site has told everything: the run is over there, well or not."""
+
+    site: SiteName
+
+
+News = Event | Lost | Ended
+
+
+def follow(sites: Sites, plan: Plan) -> Iterator[News]:
     """What happens at all sites as it happens, from the beginning, until the run ended at every site."""
-    news: queue.SimpleQueue[Event | Lost | None] = queue.SimpleQueue()
+    news: queue.SimpleQueue[News] = queue.SimpleQueue()
     stopped = threading.Event()
     names = list(dict.fromkeys(step.site for step in plan.steps))
     for site in names:
@@ -175,17 +185,13 @@ def follow(sites: Sites, plan: Plan) -> Iterator[Event | Lost]:
     try:
         while open_streams:
             item = news.get()
-            if item is None:
-                open_streams -= 1
-            else:
-                yield item
+            open_streams -= isinstance(item, Ended)
+            yield item
     finally:
         stopped.set()
 
 
-def _listen(
-    sites: Sites, site: SiteName, run: RunId, news: queue.SimpleQueue[Event | Lost | None], stopped: threading.Event
-) -> None:
+def _listen(sites: Sites, site: SiteName, run: RunId, news: queue.SimpleQueue[News], stopped: threading.Event) -> None:
     """One site's events, across interruptions: nothing is missed and nothing told twice."""
     after = 0
     while not stopped.is_set():
@@ -201,4 +207,4 @@ def _listen(
         except FedelmyError as error:
             news.put(Lost(site, error))
             break
-    news.put(None)
+    news.put(Ended(site))

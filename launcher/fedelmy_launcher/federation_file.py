@@ -55,7 +55,7 @@ class _File:
 def load_federation(path: Path) -> Federation:
     """The federation that a file describes; every mistake is named with its place."""
     try:
-        return _federation(decode(_File, {"strategy": {"name": "fedelmy"}} | read_toml(path)), path)
+        return _federation(decode(_File, {"strategy": {}} | read_toml(path)), path)
     except FedelmyError as error:
         if str(path) in error.message:
             raise
@@ -64,9 +64,9 @@ def load_federation(path: Path) -> Federation:
 
 def _federation(file: _File, path: Path) -> Federation:
     settings = dict(file.strategy)
-    name = settings.pop("name", None)
+    name = settings.pop("name", "fedelmy")
     if not isinstance(name, str):
-        raise ConfigError("E-CONFIG-VALUE", "strategy.name must be a text", hint='Add name = "fedelmy" to [strategy].')
+        raise ConfigError("E-CONFIG-VALUE", f"strategy.name must be a text, not {name!r}")
     recipe = Recipe(
         seed=file.federation.seed,
         task=file.task,

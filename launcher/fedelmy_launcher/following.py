@@ -5,11 +5,13 @@ from __future__ import annotations
 import click
 from rich.console import Console
 
-from fedelmy_launcher.control import Lost, Sites, follow
+from fedelmy_launcher.control import Ended, Lost, Sites, follow
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.screen import Screen, bytes_text, percent, site_table
+from fedelmy_launcher.screen import Screen, site_table
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.narration import bytes_text, percent
 from fedelmy_node.errors import RunError
 
 __all__ = ["follow_run", "show_result"]
@@ -19,23 +21,29 @@ def follow_run(sites: Sites, progress: RunProgress, screen: Screen) -> None:
     """Return when the run is done at every site; raise when it failed or was cancelled at one."""
     lost: dict[str, str] = {}
     for item in follow(sites, progress.plan):
-        if isinstance(item, Lost):
+        if isinstance(item, Ended):
+            # Only now: a run that was taken up again has an older failure among its events.
+            _judge(progress, item.site)
+        elif isinstance(item, Lost):
             if lost.get(item.site) != item.error.code:
                 lost[item.site] = item.error.code
                 screen.note(f"{item.site} does not answer ({item.error.code}); still trying")
-            continue
-        lost.pop(item.site, None)
-        progress.add(item)
-        screen.event(item)
-        state = progress.sites[item.site].state
-        if state == RunState.FAILED:
-            raise RunError(
-                "E-RUN-FAILED",
-                f"run {progress.plan.run} failed at {item.site}: {progress.sites[item.site].problem}",
-                hint=f"Correct the cause at {item.site}, then go on with --run {progress.plan.run}.",
-            )
-        if state == RunState.CANCELLED:
-            raise RunError("E-RUN-CANCELLED", f"run {progress.plan.run} was cancelled")
+        else:
+            lost.pop(item.site, None)
+            progress.add(item)
+            screen.event(item)
+
+
+def _judge(progress: RunProgress, site: SiteName) -> None:
+    run, ended = progress.plan.run, progress.sites[site]
+    if ended.state == RunState.CANCELLED:
+        raise RunError("E-RUN-CANCELLED", f"run {run} was cancelled")
+    if ended.state != RunState.DONE:
+        raise RunError(
+            "E-RUN-FAILED",
+            f"run {run} failed at {site}: {ended.problem or ended.state}",
+            hint=f"Correct the cause at {site}, then go on with --run {run}.",
+        )
 
 
 def show_result(progress: RunProgress, *, as_json: bool) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,9 +14,10 @@ from rich.text import Text
 from fedelmy_launcher.progress import RunProgress, SiteProgress
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.config.decode import encode
-from fedelmy_node.domain.events import Event, EventKind
+from fedelmy_node.domain.events import Event
+from fedelmy_node.domain.narration import bytes_text, narrate, percent
 
-__all__ = ["Screen", "open_screen", "site_table", "bytes_text", "percent"]
+__all__ = ["Screen", "open_screen", "site_table"]
 
 _STYLES = {"done": "green", "failed": "bold red", "cancelled": "yellow", "running": "cyan"}
 
@@ -83,7 +83,7 @@ class _PlainLines:
         print(text, flush=True)  # noqa: T201 - this is the screen
 
     def event(self, event: Event) -> None:
-        line = _line(event)
+        line = narrate(event)
         if line:
             print(f"{event.site:<12} {line}", flush=True)  # noqa: T201 - this is the screen
 
@@ -102,43 +102,6 @@ class _JsonLines:
 
     def event(self, event: Event) -> None:
         emit_json({"event": encode(event)})
-
-
-def _line(event: Event) -> str | None:
-    """One line for an event that a reader of a log wants; epochs are left to the tables."""
-    data: Mapping[str, Any] = event.data
-    text = None
-    match event.kind:
-        case EventKind.RUN:
-            text = _run_line(event)
-        case EventKind.STEP:
-            text = _step_line(event)
-        case EventKind.MEMBER:
-            accuracy = f", validation {percent(data['accuracy'])}" if data.get("accuracy") is not None else ""
-            text = f"pool member {data['member']}/{data['members']} done, epoch {data['epoch']} kept{accuracy}"
-        case EventKind.SENT:
-            text = f"sent {bytes_text(data['bytes'])} to {data['peer']} in {data['seconds']:.2f} s"
-        case EventKind.RETRY:
-            text = f"hand-over to {data['peer']} failed ({data['message']}), next try in {data['wait_seconds']} s"
-        case EventKind.WARNING:
-            text = f"warning {data['code']}: {data['message']}"
-        case _:
-            pass
-    return text
-
-
-def _run_line(event: Event) -> str:
-    reason = f" ({event.data['code']}: {event.data['message']})" if event.data.get("code") else ""
-    return f"run {event.data['state']}{reason}"
-
-
-def _step_line(event: Event) -> str | None:
-    state, result = event.data["state"], event.data.get("result", {})
-    if state == "done" and "accuracy" in result:
-        return f"{event.step} done: accuracy {percent(result['accuracy'])} of {result['samples']} samples"
-    if state in ("running", "failed"):
-        return f"{event.step} {state}" + (f": {event.data['message']}" if event.data.get("message") else "")
-    return None
 
 
 def site_table(progress: RunProgress, title: str) -> Table:
@@ -168,17 +131,3 @@ def _cells(site: SiteProgress) -> list[str | Text]:
         bytes_text(site.sent) if site.sent else "",
         percent(site.accuracy),
     ]
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}%"
-
-
-def bytes_text(size: int) -> str:
-    """1.5 MB: decimal, as disks and networks are sold."""
-    amount = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000 or unit == "GB":
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    raise AssertionError

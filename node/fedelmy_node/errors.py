@@ -115,7 +115,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-CONFIG-SYNTAX": Entry(ConfigError, "INVALID_ARGUMENT", "Correct the file at the place named."),
     "E-CONFIG-MISSING": Entry(ConfigError, "INVALID_ARGUMENT", "Create the file, or name another one."),
     "E-CONFIG-KEY": Entry(ConfigError, "INVALID_ARGUMENT", "Remove the key, or correct its spelling."),
-    "E-CONFIG-VALUE": Entry(ConfigError, "INVALID_ARGUMENT", "Correct the value; docs/federation.md lists what is allowed."),
+    "E-CONFIG-VALUE": Entry(ConfigError, "INVALID_ARGUMENT", "Correct the value; docs/federation.md and docs/site.md list what is allowed."),
     "E-CONFIG-MODEL": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the models listed in docs/federation.md."),
     "E-CONFIG-STRATEGY": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the strategies listed in docs/federation.md."),
     "E-CONFIG-TOPOLOGY": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the topologies listed in docs/federation.md."),
@@ -180,7 +180,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-RUN-EXPIRED": Entry(RunError, "FAILED_PRECONDITION", "The run was prepared but never started: run the launcher again."),
     "E-RUN-UNFINISHED": Entry(RunError, "FAILED_PRECONDITION", "Wait until the run is done at this site."),
     # training
-    "E-TRAINING-CRASH": Entry(TrainingError, "INTERNAL", "See the trainer's log beside the step; check memory and device."),
+    "E-TRAINING-CRASH": Entry(TrainingError, "INTERNAL", "The site's node log names the trainer's log; check memory and device."),
     "E-TRAINING-DIVERGED": Entry(TrainingError, "FAILED_PRECONDITION", "Lower the learning rate, or look for damaged samples."),
     "E-TRAINING-SAMPLES": Entry(TrainingError, "FAILED_PRECONDITION", "Give the site more samples, or leave it out of the federation."),
     "E-TRAINING-MODEL": Entry(TrainingError, "FAILED_PRECONDITION", "Check that the model fits the federation's input size, channels and classes."),

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedelmy_launcher import authority
+from fedelmy_node.durable import write_durably
 from fedelmy_node.errors import FedelmyError, IdentityError, StoreError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import Subject
-from fedelmy_node.identity.files import write_file
 from fedelmy_node.identity.keystore import Identity, LiveIdentity
 from fedelmy_node.identity.requests import make_request
 
@@ -142,7 +142,7 @@ def test_a_live_identity_follows_a_renewal(home: Path, federation_ca: Path, capl
     assert live() == first
     renewed = keystore.install(home, sign(federation_ca, home, days=60))
     assert live() == renewed != first
-    write_file(home / "certificate.pem", b"garbage", 0o644)
+    write_durably(home / "certificate.pem", b"garbage", 0o644)
     with caplog.at_level(logging.ERROR):
         assert live() == renewed
         assert live() == renewed
@@ -151,13 +151,13 @@ def test_a_live_identity_follows_a_renewal(home: Path, federation_ca: Path, capl
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "certificate.pem"
-    write_file(path, b"old", 0o644)
+    write_durably(path, b"old", 0o644)
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreError, match=r"E-STORE-UNWRITABLE.*No space left"):
-        write_file(path, b"new", 0o644)
+    with pytest.raises(StoreError, match=r"E-STORE-DISK.*No space left"):
+        write_durably(path, b"new", 0o644)
     assert [file.name for file in tmp_path.iterdir()] == ["certificate.pem"]
     assert path.read_bytes() == b"old"

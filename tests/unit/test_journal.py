@@ -71,7 +71,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
     record = second.run(RUN)
     assert record.state == RunState.RUNNING
     assert record.steps[TRAIN].result == {"accuracy": 0.5}
-    assert (record.steps[TRAIN].sha256, record.steps[TRAIN].attempts) == ("cd", 1)
+    assert (record.steps[TRAIN].sha256, record.steps[TRAIN].size) == ("cd", 9)
     assert second.events(RUN) == seen
     second.close()
 

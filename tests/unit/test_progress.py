@@ -8,9 +8,10 @@ import pytest
 from federations import make_plan
 
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.screen import bytes_text, open_screen, site_table
+from fedelmy_launcher.screen import open_screen, site_table
 from fedelmy_node.domain.events import Event, EventKind
 from fedelmy_node.domain.names import RunId, SiteName, StepId
+from fedelmy_node.domain.narration import bytes_text
 
 
 def event(site: str, step: str | None, kind: EventKind, **data: Any) -> Event:

@@ -74,7 +74,7 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
             start_run(sites, plan)
             follow_run(sites, progress, screen)
         say("4/4  for comparison, every site on its own (in simulation, same settings, same test data)")
-        model = federation.sites[-1].state / "model.safetensors"
+        model = directory / "sites" / federation.sites[-1].name / "model.safetensors"
         with _exporting(federation.sites[-1], model):
             alone = _alone(described, directory.absolute() / "alone")
     return _conclude(progress.result(), alone, directory / "report.json", model, as_json=as_json)
@@ -85,7 +85,7 @@ def _exporting(site: DemoSite, model: Path) -> Iterator[None]:
     """Meanwhile, a site exports what it received, as its administrator would; the launcher never sees it."""
     from fedelmy_node.errors import InternalError
 
-    command = site.command("model", "export", "--out", str(model))
+    command = site.command("model", "export", "--out", str(model.absolute()))
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as exporting:
         yield
         _, problem = exporting.communicate()
@@ -116,7 +116,7 @@ def _conclude(result: dict[str, Any], alone: dict[str, float], report: Path, mod
     from rich.console import Console
     from rich.table import Table
 
-    from fedelmy_launcher.screen import bytes_text, percent
+    from fedelmy_node.domain.narration import bytes_text, percent
 
     best = max(alone, key=lambda site: alone[site])
     hops = len(result["sites"]) - 1
@@ -129,15 +129,20 @@ def _conclude(result: dict[str, Any], alone: dict[str, float], report: Path, mod
     if as_json:
         emit_json(result)
         return 0
-    table = Table(header_style="bold")
-    for name in ("site", "trained", "sent", "test samples", "accuracy of the chain's model", "accuracy alone"):
-        table.add_column(name, justify="left" if name == "site" else "right")
+    sites = Table(title="What the sites did", title_justify="left", header_style="bold")
+    for name in ("site", "state", "trained", "sent", "its test samples", "of these right"):
+        sites.add_column(name, justify="left" if name in ("site", "state") else "right")
     for site in result["sites"]:
-        table.add_row(
-            site["name"], f"{site['training_seconds']:.1f} s", bytes_text(site["bytes_sent"]),
-            str(site["samples"]), percent(site["accuracy"]), percent(alone[site["name"]]),
-        )  # fmt: skip
-    Console().print(table)
+        trained, sent = f"{site['training_seconds']:.1f} s", bytes_text(site["bytes_sent"])
+        sites.add_row(site["name"], site["state"], trained, sent, str(site["samples"]), percent(site["accuracy"]))
+    title = f"Right on the {result['samples']} test samples of all sites"
+    compared = Table(title=title, title_justify="left", header_style="bold")
+    for name in ("the chain", *(f"{site} alone" for site in alone)):
+        compared.add_column(name, justify="right")
+    compared.add_row(percent(result["accuracy"]), *(percent(accuracy) for accuracy in alone.values()))
+    console = Console()
+    console.print(sites)
+    console.print(compared)
     click.echo(f"accuracy    {percent(result['accuracy'])} on the {result['samples']} test samples of all sites;"
                f" the best site alone ({best}) reaches {percent(alone[best])}")  # fmt: skip
     click.echo(f"bytes sent  {result['bytes_sent']} between sites; the paper's (N-1)*M is"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -53,7 +55,11 @@ def run_command(federation: Path, run_name: str | None, identity: Path, insecure
                 start_run(sites, plan)
                 follow_run(sites, progress, screen)
         except KeyboardInterrupt:
-            click.echo(f"\nDetached. If the run has started, it goes on without this launcher. Follow it again with\n"
-                       f"  fedelmy-launch run {federation} --run {plan.run}", err=True)  # fmt: skip
+            again = shlex.join([*sys.argv[1:], *(() if run_name else ("--run", plan.run))])
+            click.echo(
+                "\nDetached. If the run has started, it goes on without this launcher. Follow it again with\n"
+                f"  fedelmy-launch {again}",
+                err=True,
+            )
             return EXIT_DETACHED
     return show_result(progress, as_json=as_json)

@@ -13,7 +13,7 @@ group = LazyGroup(
     \b
     A site's day:
       fedelmy-node identity init --site north       make a key and a request
-      fedelmy-node identity install north.pem       install what the operator signed
+      fedelmy-node identity install north.site.pem  install what the operator signed
       fedelmy-node serve --peer south.example:50051 --data imagefolder:/data/xray
       fedelmy-node runs list                        what this node has done
       fedelmy-node model export                     the newest result as a file

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from fedelmy_node import __version__
-from fedelmy_node.errors import EXIT_DETACHED, FedelmyError
+from fedelmy_node.errors import FedelmyError, InternalError
 
 __all__ = ["LazyGroup", "run", "emit_json", "configure_logging"]
 
@@ -52,7 +52,8 @@ def run(group: click.Group) -> NoReturn:
         _complain(error)
         sys.exit(error.exit_code)
     except click.exceptions.Abort:
-        sys.exit(EXIT_DETACHED)
+        click.echo("Aborted: nothing was done.", err=True)
+        sys.exit(1)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -60,6 +61,11 @@ def run(group: click.Group) -> NoReturn:
         # Whoever read our output went away; Python must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except Exception:  # noqa: BLE001 - the process boundary
+        traceback.print_exc()
+        fault = InternalError("E-INTERNAL", "this command met a fault")
+        _complain(fault)
+        sys.exit(fault.exit_code)
 
 
 def _complain(error: FedelmyError) -> None:
@@ -83,8 +89,14 @@ def configure_logging(style: str, context: Mapping[str, str], level: int = loggi
 
 class _TextFormatter(logging.Formatter):
     def __init__(self, context: Mapping[str, str]) -> None:
-        prefix = " ".join(context.values())
-        super().__init__(f"%(asctime)s %(levelname)-7s {prefix} %(message)s".replace("  ", " "))
+        prefix = "".join(f" {value}" for value in context.values())
+        super().__init__(f"%(asctime)s %(levelname)-7s{prefix} %(run)s%(message)s", defaults={"run": ""})
+
+    def format(self, record: logging.LogRecord) -> str:
+        run = record.__dict__.get("run")
+        if run:
+            record = logging.makeLogRecord({**record.__dict__, "run": f"{run}: "})
+        return super().format(record)
 
 
 class _JsonFormatter(logging.Formatter):
@@ -97,6 +109,7 @@ class _JsonFormatter(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             **self._context,
+            **{key: record.__dict__[key] for key in ("run", "step") if record.__dict__.get(key)},
             "logger": record.name,
             "message": record.getMessage(),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def identity() -> None:
       fedelmy-node identity install north.site.pem
       fedelmy-node identity show
     """
+    os.umask(0o077)  # the state directory and what is in it are the site's own
 
 
 @identity.command("init")
@@ -39,8 +41,9 @@ def init(site: str | None, operator: str | None, state: Path, out: Path | None, 
       fedelmy-node identity init --site north
       fedelmy-node identity init --site north --state /var/lib/fedelmy --out north.csr
     """
+    from fedelmy_node.durable import write_durably
     from fedelmy_node.identity import keystore
-    from fedelmy_node.identity.files import read_file, write_file
+    from fedelmy_node.identity.files import read_file
     from fedelmy_node.store.layout import Layout
 
     if (site is None) == (operator is None):
@@ -49,7 +52,7 @@ def init(site: str | None, operator: str | None, state: Path, out: Path | None, 
     keystore.init(directory, site or operator or "", "site" if site else "operator")
     request = keystore.pending(directory)
     if out is not None:
-        write_file(out, read_file(request.path), 0o644)
+        write_durably(out, read_file(request.path), 0o644)
     _show(_describe(request, out), _next_steps(request, out), as_json)
 
 
@@ -96,7 +99,7 @@ def install(file: Path, state: Path, as_json: bool) -> None:
 
     directory = Layout(state).identity
     installed = keystore.install(directory, file)
-    following = "check with `fedelmy-node doctor --peer HOST:PORT`, then start `fedelmy-node serve`"
+    following = "start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH`"
     if installed.subject.role == "operator":
         following = f"use it with `fedelmy-launch run --identity {directory}`"
     _show(

@@ -61,4 +61,5 @@ def show_run(run: str, state: Path, as_json: bool) -> None:
         note = f"accuracy {accuracy:.4f}" if isinstance(accuracy, float) else step.sha256[:16]
         click.echo(f"  step {step.step:<28} {step.state:<10} {note}")
     for edge in report.edges:
-        click.echo(f"  edge {edge.sender} -> {edge.receiver:<20} {edge.state:<10} {edge.size} bytes ({edge.carries})")
+        way = f"{edge.sender} -> {edge.receiver}"
+        click.echo(f"  edge {way:<28} {edge.state:<10} {edge.size} bytes ({edge.carries})")

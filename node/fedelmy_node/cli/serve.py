@@ -37,6 +37,7 @@ __all__ = ["serve"]
     "--indices",
     type=click.Path(path_type=Path),
     envvar="FEDELMY_INDICES",
+    show_envvar=True,
     help="Take only the samples that this file names (see fedelmy-launch partition).",
 )
 @click.option(
@@ -89,6 +90,7 @@ def serve(
     from fedelmy_node.config.site import Given, load_site_config
     from fedelmy_node.daemon.node import Node
 
+    os.umask(0o077)  # whatever this node or its trainers write is the site's own
     configure_logging(log_format, {})
     given = Given(
         state=state, config=config, site=site, listen=listen, peers=peers, data=data, indices=indices,

@@ -116,7 +116,10 @@ def load_site_config(given: Given) -> SiteConfig:
     state = given.state.absolute()
     path = given.config or state / "site.toml"
     tables: Mapping[str, Any] = read_toml(path) if given.config or path.exists() else {}
-    file = decode(_SiteFile, tables)
+    try:
+        file = decode(_SiteFile, tables)
+    except ConfigError as error:
+        raise ConfigError(error.code, f"{path}: {error.message}", hint=error.hint) from error
     base = path.absolute().parent
     name = given.site or file.site.name
     indices = given.indices or (base / file.data.indices if file.data.indices else None)

@@ -15,6 +15,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -61,6 +62,7 @@ class Executor:
         self._outbox = Outbox(journal, peers, self._inbox.put, self._advance, self._fail_run)
         self._herald = Herald(peers)
         self._told_near: set[tuple[RunId, StepId]] = set()
+        self._crashes: Counter[tuple[RunId, StepId]] = Counter()
         self._thread = threading.Thread(target=self._loop, name="executor", daemon=True)
 
     # --- from any thread ----------------------------------------------------------------------------------
@@ -285,13 +287,15 @@ class Executor:
 
     def _step_failed(self, assignment: Assignment, failed: Failed) -> None:
         run, step, error = assignment.run, assignment.step, failed.error
-        attempts = self._journal.run(run).steps[step.id].attempts
-        if failed.crashed and attempts < _ATTEMPTS:
-            note = {"code": error.code, "message": f"{error.message}; attempt {attempts} of {_ATTEMPTS}"}
+        self._crashes[assignment.key] += failed.crashed
+        crashes = self._crashes[assignment.key]
+        if failed.crashed and crashes < _ATTEMPTS:
+            note = {"code": error.code, "message": f"{error.message}; attempt {crashes} of {_ATTEMPTS}"}
             self._journal.record(run, step.id, EventKind.WARNING, note)
             self._journal.set_step(run, step.id, StepState.WAITING)
             self._advance(run)
         else:
+            del self._crashes[assignment.key]
             self._journal.set_step(run, step.id, StepState.FAILED, code=error.code, message=error.message)
             self._fail_run(run, error)
 

@@ -20,9 +20,10 @@ from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
+from fedelmy_node.durable import sync_directory
 from fedelmy_node.errors import BundleError, ConsentError, RunError, StoreError, TransferError
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.layout import Layout, sync_directory
+from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import EdgeState, RunRecord
 
 __all__ = ["Inbox"]

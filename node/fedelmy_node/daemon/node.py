@@ -60,11 +60,11 @@ class Node:
         self.site = _site(config, self._identity)
         if config.data is not None:
             parse_source(config.data)
+        self._stopping = threading.Event()
+        # Bound before anything is written: a port in use must leave nothing behind.
+        self._endpoint = Endpoint(config.listen, self._identity)
         self._layout.create()
         self._lock = StateLock(self._layout)
-        self._stopping = threading.Event()
-        # Bound before the journal is opened: a port in use must leave nothing behind.
-        self._endpoint = Endpoint(config.listen, self._identity)
         self.address = self._endpoint.address
         self._journal = Journal(self._layout.journal, self.site)
         peers = Peers(config, self.site, self._identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -85,7 +86,9 @@ class Preparation:
         assert self._config.data is not None
         data = DataSpec(source=self._config.data, indices=self._config.indices, unreadable=self._config.unreadable)
         job = Job(kind="prepare", site=self._site, visit=0, recipe=plan.recipe, data=data, device=self._config.device)
-        outcome = run_job(job, self._layout.run(plan.run) / "prepare")
+        scratch = self._layout.scratch(plan.run)
+        outcome = run_job(job, scratch)
+        shutil.rmtree(scratch)  # kept, with its log, only if the trainer failed
         return Prepared(
             payload=signed.payload, slice=plan, signature=signed.signature, certificate=signed.certificate,
             operator=operator, manifest=outcome.manifest, report=outcome.report,

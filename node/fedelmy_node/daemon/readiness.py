@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 
 __all__ = ["tell_supervisor"]
+
+logger = logging.getLogger(__name__)
 
 
 def tell_supervisor(state: str) -> None:
@@ -15,4 +18,7 @@ def tell_supervisor(state: str) -> None:
         return
     address = "\0" + path[1:] if path.startswith("@") else path
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.sendto(state.encode(), address)
+        try:
+            channel.sendto(state.encode(), address)
+        except OSError as error:
+            logger.warning("the supervisor does not listen on $NOTIFY_SOCKET any more: %s", error)

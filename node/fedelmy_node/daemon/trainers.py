@@ -145,7 +145,8 @@ class Trainer:
         if isinstance(last, Finished | Failed):
             return last
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        error = TrainingError("E-TRAINING-CRASH", f"the trainer {how}; its log: {self._directory / 'trainer.log'}")
+        logger.error("the trainer %s; its log: %s", how, self._directory / "trainer.log")
+        error = TrainingError("E-TRAINING-CRASH", f"the trainer {how}")
         return Failed(error, crashed=True)
 
     def _send_inputs(self) -> None:

@@ -1,15 +1,13 @@
-"""The files of identities on disk: private, replaced whole or not at all, and small when read."""
+"""The files of identities on disk: in private directories, and small when read."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Final
 
 from fedelmy_node.errors import IdentityError, StoreError
 
-__all__ = ["make_directory", "write_file", "read_file", "read_private"]
+__all__ = ["make_directory", "read_file", "read_private"]
 
 _LIMIT_BYTES: Final = 64 * 1024
 """No key, request or certificate is nearly as large; whoever passes a model by mistake is told so."""
@@ -23,25 +21,6 @@ def make_directory(directory: Path, *, private: bool = True) -> None:
             directory.chmod(0o700)
     except OSError as error:
         raise StoreError("E-STORE-UNWRITABLE", f"{directory} cannot be made: {error.strerror}") from error
-
-
-def write_file(path: Path, data: bytes, mode: int) -> None:
-    """Write a file whole: after a crash the old one or the new one is there. It never has a looser mode."""
-    temporary = None
-    try:
-        # mkstemp makes it with mode 0600; the final mode comes after the content.
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-        _sync_directory(path.parent)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise StoreError("E-STORE-UNWRITABLE", f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_file(path: Path) -> bytes:
@@ -66,11 +45,3 @@ def read_private(path: Path) -> bytes:
             hint=f"Run `chmod 600 {path}`; if others may have read it, make a new key and have it signed.",
         )
     return data
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedelmy_node.durable import write_durably
 from fedelmy_node.errors import FedelmyError, IdentityError
 from fedelmy_node.identity.certificates import (
     Role,
@@ -31,7 +32,7 @@ from fedelmy_node.identity.certificates import (
     to_pem,
     verify_certificate,
 )
-from fedelmy_node.identity.files import make_directory, read_file, read_private, write_file
+from fedelmy_node.identity.files import make_directory, read_file, read_private
 from fedelmy_node.identity.requests import Request, make_request, read_request
 
 __all__ = [
@@ -84,8 +85,8 @@ def init(directory: Path, name: str, role: Role) -> str:
     make_directory(directory)
     key = ec.generate_private_key(ec.SECP256R1())
     # The key comes last: it marks a finished `init`, so that one that was cut short can simply be repeated.
-    write_file(directory / _REQUEST, make_request(subject, key), 0o644)
-    write_file(directory / _KEY, encode_key(key), 0o600)
+    write_durably(directory / _REQUEST, make_request(subject, key), 0o644)
+    write_durably(directory / _KEY, encode_key(key), 0o600)
     return fingerprint(key.public_key())
 
 
@@ -116,8 +117,8 @@ def install(directory: Path, certificate_file: Path) -> Identity:
             "E-IDENTITY-MISMATCH", f"{certificate_file} names {subject}, but {request.subject} was asked for"
         )
     _refuse_other_authority(directory / _CA, ca)
-    write_file(directory / _CA, to_pem(ca), 0o644)
-    write_file(directory / _CERTIFICATE, to_pem(leaf), 0o644)
+    write_durably(directory / _CA, to_pem(ca), 0o644)
+    write_durably(directory / _CERTIFICATE, to_pem(leaf), 0o644)
     return load(directory)
 
 

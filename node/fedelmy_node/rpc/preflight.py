@@ -1,7 +1,7 @@
 """Who is at an address: a TLS handshake before gRPC's own, which tells neither whom it met nor what failed.
 
 The standard library's `ssl` connects with our certificate and our CA, reads the other end's certificate and
-checks it; every way to fail has its code and its sentence. `doctor` and every channel use this same function.
+checks it; every way to fail has its code and its sentence. Every channel begins with it.
 """
 
 from __future__ import annotations
@@ -245,4 +245,5 @@ def _foreign(address: Address, reason: str) -> PeerError:
 
 
 def _not_tls(address: Address, reason: str) -> FedelmyError:
-    return IdentityError("E-IDENTITY-TLS", f"{address} {reason}")
+    hint = "Run both ends with TLS or both with --insecure; a proxy in between must pass TLS 1.3 through."
+    return IdentityError("E-IDENTITY-TLS", f"{address} {reason}", hint=hint)

@@ -7,6 +7,7 @@ and reports are made of. A change and its event are one transaction.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 import threading
 import time
@@ -18,11 +19,14 @@ from typing import Any, Final
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
+from fedelmy_node.domain.narration import narrate
 from fedelmy_node.domain.reports import RunSummary
 from fedelmy_node.errors import RunError, StoreError
 from fedelmy_node.store.records import EdgeRecord, EdgeState, Prepared, RunRecord, StepRecord
 
 __all__ = ["Journal", "EventStream"]
+
+logger = logging.getLogger(__name__)
 
 _VERSION: Final = 1
 _SCHEMA: Final = """
@@ -34,7 +38,7 @@ CREATE TABLE runs (
 ) STRICT;
 CREATE TABLE steps (
     run TEXT NOT NULL REFERENCES runs, step TEXT NOT NULL, state TEXT NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0, sha256 TEXT NOT NULL DEFAULT '',
+    sha256 TEXT NOT NULL DEFAULT '',
     bytes INTEGER NOT NULL DEFAULT 0, result BLOB NOT NULL DEFAULT x'7b7d',
     started_at REAL NOT NULL DEFAULT 0, ended_at REAL NOT NULL DEFAULT 0, PRIMARY KEY (run, step)
 ) STRICT;
@@ -156,11 +160,11 @@ class Journal:
     # --- steps and edges --------------------------------------------------------------------------------
 
     def set_step(self, run: RunId, step: StepId, state: StepState, *, code: str = "", message: str = "") -> None:
-        """A step changed its state; running counts as an attempt, waiting again forgets the last one's times."""
+        """A step changed its state; a step that is done has `finish_step`."""
         now = time.time()
         with self._change():
             self._db.execute(
-                "UPDATE steps SET state = ?1, attempts = attempts + (?1 = 'running'),"
+                "UPDATE steps SET state = ?1,"
                 " started_at = CASE ?1 WHEN 'running' THEN ?2 ELSE started_at END,"
                 " ended_at = CASE ?1 WHEN 'failed' THEN ?2 ELSE ended_at END WHERE run = ?3 AND step = ?4",
                 (state.value, now, run, step),
@@ -248,6 +252,7 @@ class Journal:
     def _change(self) -> Iterator[None]:
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
+            self._changes: list[Event] = []
             try:
                 yield
             except BaseException:
@@ -255,11 +260,18 @@ class Journal:
                 raise
             self._db.execute("COMMIT")
             self._grown.notify_all()
+            for event in self._changes:
+                _log(event)
 
     def _event(self, run: RunId, step: StepId | None, kind: EventKind, data: Mapping[str, Any]) -> None:
-        self._db.execute(
+        now, text = time.time(), canonical_json(data)
+        row = self._db.execute(
             "INSERT INTO events (time, run, step, kind, data) VALUES (?, ?, ?, ?, ?)",
-            (time.time(), run, step or "", kind.value, canonical_json(data)),
+            (now, run, step or "", kind.value, text),
+        )
+        seq = row.lastrowid or 0
+        self._changes.append(
+            Event(seq=seq, time=now, run=run, site=self._site, step=step, kind=kind, data=json.loads(text))
         )
 
     def _migrate(self) -> None:
@@ -288,6 +300,15 @@ class EventStream:
     def close(self) -> None:
         self.closed = True
         self._journal._wake()
+
+
+def _log(event: Event) -> None:
+    """The journal is what happened; the log tells it to people."""
+    line = narrate(event)
+    if line is not None:
+        troubled = event.kind in (EventKind.RETRY, EventKind.WARNING) or event.data.get("code")
+        level = logging.WARNING if troubled else logging.INFO
+        logger.log(level, "%s", line, extra={"run": event.run, "step": event.step or ""})
 
 
 def _present(**data: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@
       admin.sock               local administration
       identity/                key, certificate, the federation's CA
       site.toml                optional: the site's own settings
+      scratch/RUN/             the log of a preparation that failed
       runs/RUN/inputs/EDGE     bundles received (EDGE.part while one arrives)
       runs/RUN/steps/STEP/     what a step wrote: bundle, trainer.log, pool/
 
@@ -24,7 +25,7 @@ from typing import Final
 from fedelmy_node.domain.names import EdgeId, RunId, StepId, file_stem
 from fedelmy_node.errors import StoreError
 
-__all__ = ["Layout", "StateLock", "sync_directory"]
+__all__ = ["Layout", "StateLock"]
 
 _NETWORK_FILE_SYSTEMS: Final = frozenset(
     {
@@ -55,6 +56,10 @@ class Layout:
     def run(self, run: RunId) -> Path:
         return self.root / "runs" / file_stem(run)
 
+    def scratch(self, run: RunId) -> Path:
+        """Where a preparation works; nothing there outlives a success."""
+        return self.root / "scratch" / file_stem(run)
+
     def input(self, run: RunId, edge: EdgeId) -> Path:
         """Where the bundle of an edge is once it was received."""
         return self.run(run) / "inputs" / f"{file_stem(edge)}.safetensors"
@@ -70,6 +75,7 @@ class Layout:
         """Make the directory if need be, readable by its owner alone, and refuse what cannot hold a journal."""
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.chmod(0o700)
         except OSError as error:
             raise StoreError(
                 "E-STORE-UNWRITABLE", f"cannot make the state directory {self.root}: {error.strerror}"
@@ -104,15 +110,6 @@ class StateLock:
 
     def release(self) -> None:
         os.close(self._descriptor)
-
-
-def sync_directory(path: Path) -> None:
-    """Make a rename or a new name in `path` survive a power loss."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _file_system(path: Path) -> str:

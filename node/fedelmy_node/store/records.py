@@ -67,7 +67,6 @@ class StepRecord:
     """Where a step is and what it came to."""
 
     state: StepState
-    attempts: int
     sha256: str
     size: int
     result: Mapping[str, Any]
@@ -78,7 +77,6 @@ class StepRecord:
     def from_row(cls, row: sqlite3.Row) -> Self:
         return cls(
             state=StepState(row["state"]),
-            attempts=row["attempts"],
             sha256=row["sha256"],
             size=row["bytes"],
             result=json.loads(row["result"]),

@@ -6,13 +6,11 @@ alphabetical order is stored and the metadata list the others, so that reading g
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +22,8 @@ from torch import Tensor
 from fedelmy_node.bundles.header import ITEM_BYTES, read_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
-from fedelmy_node.errors import BundleError, StoreError
+from fedelmy_node.durable import replacing
+from fedelmy_node.errors import BundleError
 
 __all__ = ["Groups", "write_bundle", "read_bundle", "manifest_of", "bundle_bytes"]
 
@@ -46,11 +45,19 @@ def write_bundle(path: Path, groups: Groups) -> tuple[str, int]:
     stored, aliases = _resolve(groups)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
     metadata = {_KEY: _metadata(groups, aliases)}
-    with _replacing(path) as partial:
-        save_file(tensors, partial, metadata=metadata)
+    with replacing(path) as partial:
+        _save(tensors, partial, metadata)
         with partial.open("rb") as file:
-            os.fsync(file.fileno())
             return hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:
+        # It wraps what the system said; a full disk must stay recognisable.
+        full = "os error 28" in str(error) or "os error 122" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
 
 
 def read_bundle(path: Path) -> dict[str, dict[str, Tensor]]:
@@ -138,28 +145,3 @@ def _parse_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
     if not usable:
         raise BundleError("E-BUNDLE-FORMAT", f"not a bundle: format {table['format']!r} is not known here")
     return {"groups": groups, "aliases": aliases}
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary file that takes the place of `path`, durably, if the block succeeds; else it goes."""
-    partial: Path | None = None
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-        os.close(handle)
-        partial = Path(name)
-        yield partial
-        partial.replace(path)
-        partial = None
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except (OSError, SafetensorError) as error:
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
-        code = "E-STORE-DISK" if full else "E-STORE-UNWRITABLE"
-        raise StoreError(code, f"{path} cannot be written: {error}") from error
-    finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)

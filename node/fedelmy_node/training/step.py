@@ -161,6 +161,7 @@ def _keep(loaded: Loaded, member: int, weights: Weights) -> None:
     """Write a pool member beside the step, if the site asked for that."""
     if loaded.job.keep_pool is not None:
         loaded.model.load(weights)
+        loaded.job.keep_pool.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = loaded.job.keep_pool / f"member-{member:03d}.safetensors"
         write_bundle(path, {MODEL_GROUP: loaded.model.state_dict()})
 

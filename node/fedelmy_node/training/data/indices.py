@@ -7,13 +7,13 @@ also says of what source, how and from which seed it was drawn, so that it can b
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from fedelmy_node.config.decode import canonical_json, decode
 from fedelmy_node.domain.names import SiteName, site_name
+from fedelmy_node.durable import write_durably
 from fedelmy_node.errors import DataError, FedelmyError
 
 __all__ = ["FORMAT", "Indices", "read_indices", "write_indices"]
@@ -81,17 +81,5 @@ def read_indices(path: Path) -> Indices:
 
 
 def write_indices(path: Path, indices: Indices) -> None:
-    """Write the file whole or not at all: to another name first, then renamed."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(canonical_json(indices) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise DataError(
-            "E-DATA-INDICES", f"{path} cannot be written: {error.strerror}", hint="Choose another directory."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    """Write the file whole or not at all; others may read it."""
+    write_durably(path, canonical_json(indices) + b"\n", mode=0o644)

@@ -1,0 +1,57 @@
+"""Events as sentences: the node's log and the launcher's plain output say the same in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedelmy_node.domain.events import Event, EventKind, StepState
+
+__all__ = ["narrate", "percent", "bytes_text"]
+
+
+def narrate(event: Event) -> str | None:
+    """One line for an event that a reader of a log wants; epochs and bytes under way are left to tables."""
+    data: Mapping[str, Any] = event.data
+    text = None
+    match event.kind:
+        case EventKind.RUN:
+            reason = ": ".join(part for part in (data.get("code"), data.get("message")) if part)
+            text = f"run {data['state']}" + (f" ({reason})" if reason else "")
+        case EventKind.STEP:
+            text = _step(event)
+        case EventKind.MEMBER:
+            accuracy = f", validation {percent(data['accuracy'])}" if data.get("accuracy") is not None else ""
+            text = f"pool member {data['member']}/{data['members']} done, epoch {data['epoch']} kept{accuracy}"
+        case EventKind.SENT:
+            text = f"sent {bytes_text(data['bytes'])} to {data['peer']} in {data['seconds']:.2f} s"
+        case EventKind.RETRY:
+            text = f"hand-over to {data['peer']} failed ({data['message']}), next try in {data['wait_seconds']} s"
+        case EventKind.WARNING:
+            text = f"warning {data['code']}: {data['message']}"
+        case _:
+            pass
+    return text
+
+
+def _step(event: Event) -> str | None:
+    state, result = event.data["state"], event.data.get("result", {})
+    if state == StepState.DONE and "accuracy" in result:
+        return f"{event.step} done: accuracy {percent(result['accuracy'])} of {result['samples']} samples"
+    if state in (StepState.RUNNING, StepState.FAILED):
+        return f"{event.step} {state}" + (f": {event.data['message']}" if event.data.get("message") else "")
+    return None
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}%"
+
+
+def bytes_text(size: int) -> str:
+    """1.5 MB: decimal, as disks and networks are sold."""
+    amount = float(size)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} GB"

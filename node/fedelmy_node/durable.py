@@ -1,0 +1,59 @@
+"""Files that survive a power loss, and are there whole or not at all: written beside, synced, renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedelmy_node.errors import StoreError
+
+__all__ = ["replacing", "write_durably", "sync_directory", "cannot_write"]
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o600) -> Iterator[Path]:
+    """A name beside `path` to write to; if the block succeeds, that file takes the place of `path`, else it goes.
+
+    The name is always the same, so that what a killed process left behind is overwritten by the next one.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        yield partial
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        partial.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_durably(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a whole file; it never has a looser mode than the one it ends with."""
+    with replacing(path, mode) as partial:
+        partial.write_bytes(data)
+
+
+def sync_directory(path: Path) -> None:
+    """Make a rename or a new name in `path` survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def cannot_write(path: Path, error: OSError) -> StoreError:
+    """The error of ours for a write that failed: a full disk, or something in the way."""
+    code = "E-STORE-DISK" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "E-STORE-UNWRITABLE"
+    return StoreError(code, f"{path} cannot be written: {error.strerror or error}")
