@@ -5,6 +5,7 @@ Nothing here has to survive: a launcher that died is simply run again on the sam
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +20,14 @@ from fedelmy_node.domain.federation import Federation, Member
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import NodeDescription, RunReport
-from fedelmy_node.errors import FedelmyError, PeerError, RunError
+from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError, RunError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel
 
 __all__ = ["Sites", "Refusal", "refused", "start_run", "follow", "Lost", "Ended"]
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _RETRY_SECONDS: Final = 2.0
 """Between two attempts to hear from a site that does not answer."""
@@ -52,6 +54,10 @@ class Sites:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every connection, and with it every call that is under way."""
         with self._lock:
             clients, self._clients = self._clients, {}
         for client in clients.values():
@@ -69,9 +75,11 @@ class Sites:
             expect_site=site,
             insecure_name="operator/operator",
         )
-        client = OperatorClient(channel, site)
+        made = OperatorClient(channel, site)
         with self._lock:
-            self._clients[site] = client
+            client = self._clients.setdefault(site, made)
+        if client is not made:
+            made.close()
         return client
 
     def drop(self, site: SiteName) -> None:
@@ -93,8 +101,14 @@ class Sites:
                 return Refusal(site, error)
 
         asked = list(self.members) if sites is None else sites
-        with ThreadPoolExecutor(max_workers=min(32, max(1, len(asked)))) as pool:
+        pool = ThreadPoolExecutor(max_workers=min(32, max(1, len(asked))), thread_name_prefix="ask")
+        try:
             answers = dict(zip(asked, pool.map(one, asked), strict=True))
+        except BaseException:
+            self.close()  # Ctrl-C must not wait for a site that looks at its data: break the calls off
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
         refusals = [answer for answer in answers.values() if isinstance(answer, Refusal)]
         return {site: a for site, a in answers.items() if not isinstance(a, Refusal)}, refusals
 
@@ -126,20 +140,23 @@ class Sites:
 
 def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
     """Prepare everywhere; if all agree, start the steps without inputs. One refusal, and nothing starts."""
-    _, unreachable = sites.describe()
+    nodes, unreachable = sites.describe()
     if unreachable:
         raise refused(unreachable)
+    over = (RunState.CANCELLED, RunState.EXPIRED)
+    is_new = all(run.run != plan.run or run.state in over for node in nodes.values() for run in node.runs)
     reports, refusals = sites.prepare(plan, check_only=False)
     if refusals:
-        signed = signed_cancel(plan.run, "another site refused", sites.identity)
-        sites.ask(lambda _, client: client.cancel(signed), sites=list(reports))
+        if is_new:  # a run that exists is never ended by an attempt to follow it
+            withdrawal = signed_cancel(plan.run, "another site refused", sites.identity)
+            sites.ask(lambda _, client: client.cancel(withdrawal), sites=list(reports))
         raise refused(refusals)
-    heads = list(dict.fromkeys(step.site for step in plan.steps if not step.needs))
-    states, _ = sites.reports(plan.run)
+    states, unheard = sites.reports(plan.run)
+    heads = [step.site for step in plan.steps if not step.needs]
     failed = [site for site, report in states.items() if report.state == RunState.FAILED]
     _, problems = sites.ask(lambda _, client: client.start(plan.run), sites=[*dict.fromkeys(heads + failed)])
-    if problems:
-        raise refused(problems)
+    if unheard or problems:
+        raise refused(unheard or problems)
     return reports
 
 
@@ -163,9 +180,11 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A site has told everything: the run is over there, well or not."""
+    """A site has told everything: the run is over there, well or not, or the site will not tell."""
 
     site: SiteName
+    error: FedelmyError | None = None
+    """Why it does not tell."""
 
 
 News = Event | Lost | Ended
@@ -193,18 +212,22 @@ def follow(sites: Sites, plan: Plan) -> Iterator[News]:
 
 def _listen(sites: Sites, site: SiteName, run: RunId, news: queue.SimpleQueue[News], stopped: threading.Event) -> None:
     """One site's events, across interruptions: nothing is missed and nothing told twice."""
-    after = 0
-    while not stopped.is_set():
-        try:
-            for event in sites.client(site).watch(run, after):
-                after = event.seq
-                news.put(event)
-            break
-        except PeerError as error:
-            sites.drop(site)
-            news.put(Lost(site, error))
-            stopped.wait(_RETRY_SECONDS)
-        except FedelmyError as error:
-            news.put(Lost(site, error))
-            break
-    news.put(Ended(site))
+    after, ended = 0, Ended(site)
+    try:
+        while not stopped.is_set():
+            try:
+                for event in sites.client(site).watch(run, after):
+                    after = event.seq
+                    news.put(event)
+                return
+            except (PeerError, IdentityError) as error:
+                sites.drop(site)
+                news.put(Lost(site, error))
+                stopped.wait(_RETRY_SECONDS)
+    except FedelmyError as error:
+        ended = Ended(site, error)
+    except Exception as error:  # whoever follows must hear of the end
+        logger.exception("fault while listening to %s", site)
+        ended = Ended(site, InternalError("E-INTERNAL", f"listening to {site} met a fault: {error}"))
+    finally:
+        news.put(ended)

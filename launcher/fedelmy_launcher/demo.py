@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tomllib
+import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +28,6 @@ __all__ = ["SITES", "DemoSite", "DemoFederation", "Daemons", "prepare_directory"
 
 SITES: Final = ("north", "east", "south", "west")
 _MARK: Final = ".fedelmy-demo"
-_START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
 _FEDERATION: Final = """\
 # Written by `fedelmy-launch demo`.
@@ -104,7 +105,6 @@ class DemoFederation:
             for site in self.sites
         )
         text = _FEDERATION.format(seed=self.seed, sites=tables)
-        tomllib.loads(text)
         self.file.write_text(text, "utf-8")
 
 
@@ -145,7 +145,7 @@ class Daemons:
             "serve", "--listen", "127.0.0.1:0", "--data", "digits", "--indices", str(site.indices), *arguments
         )
         log = site.state / "node.log"
-        with _notification_socket(site.state) as (path, notified), log.open("wb") as output:
+        with _notification_socket() as (path, notified), log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -155,12 +155,22 @@ class Daemons:
                 start_new_session=True,  # Ctrl-C is for the launcher, which then ends them in order
             )
             self._processes.append(process)
-            notified.settimeout(_START_SECONDS)
-            try:
-                message = notified.recv(4096).decode()
-            except TimeoutError as error:
-                raise InternalError("E-INTERNAL", f"the node of {site.name} did not start; see {log}") from error
+            message = _first_message(notified, process)
+        if message is None:
+            raise InternalError("E-INTERNAL", f"the node of {site.name} did not start:\n{log.read_text()}")
         return Address(dict(line.split("=", 1) for line in message.splitlines())["X_FEDELMY_ADDRESS"])
+
+
+def _first_message(notified: socket.socket, process: subprocess.Popen[bytes]) -> str | None:
+    """What a daemon says when it is ready; None if it ends before that."""
+
+    def wake_at_its_end() -> None:
+        process.wait()
+        with contextlib.suppress(OSError):  # by then, usually, nobody waits any more
+            notified.shutdown(socket.SHUT_RD)
+
+    threading.Thread(target=wake_at_its_end, daemon=True).start()
+    return notified.recv(4096).decode() or None
 
 
 def prepare_directory(directory: Path) -> None:
@@ -181,15 +191,15 @@ def prepare_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _notification_socket(directory: Path) -> Iterator[tuple[Path, socket.socket]]:
-    """Where a daemon says that it is ready, as to systemd."""
-    path = directory / "notify.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+def _notification_socket() -> Iterator[tuple[Path, socket.socket]]:
+    """Where a daemon says that it is ready, as to systemd; in a directory whose name is short enough."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fedelmy-") as directory,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified,
+    ):
+        path = Path(directory) / "ready"
         notified.bind(str(path))
-        try:
-            yield path, notified
-        finally:
-            path.unlink()
+        yield path, notified
 
 
 def _run(command: list[str]) -> None:

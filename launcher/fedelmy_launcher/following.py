@@ -22,6 +22,8 @@ def follow_run(sites: Sites, progress: RunProgress, screen: Screen) -> None:
     lost: dict[str, str] = {}
     for item in follow(sites, progress.plan):
         if isinstance(item, Ended):
+            if item.error is not None:
+                raise item.error
             # Only now: a run that was taken up again has an older failure among its events.
             _judge(progress, item.site)
         elif isinstance(item, Lost):

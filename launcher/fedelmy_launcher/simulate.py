@@ -11,6 +11,7 @@ from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName, StepId, file_stem
 from fedelmy_node.domain.plan import Plan, Step, StepKind, in_order
+from fedelmy_node.durable import cannot_write
 from fedelmy_node.errors import DataError
 from fedelmy_node.training.data import parse_source
 from fedelmy_node.training.job import DataSpec, Job, Outcome
@@ -74,7 +75,10 @@ class Simulation:
         output = None
         if step.kind == StepKind.TRAIN:
             output = self._directory / file_stem(step.id) / "output.safetensors"
-            output.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                output.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise cannot_write(output.parent, error) from error
         job = self._job("train" if output else "evaluate", step.site, step.visit, output)
         inputs = tuple(self._bundles[need][0] for need in step.needs)
         outcome = self._work(job, inputs, lambda kind, data: self._event(step.site, step.id, kind, data))

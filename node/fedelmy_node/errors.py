@@ -33,7 +33,7 @@ __all__ = [
 EXIT_SUBSET: Final = 20
 """A run finished, but on a subset of its sites."""
 EXIT_DETACHED: Final = 130
-"""The operator pressed Ctrl-C: the launcher went away, the run goes on."""
+"""Ctrl-C: the command went away; a run that has started goes on."""
 
 
 class FedelmyError(Exception):

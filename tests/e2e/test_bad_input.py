@@ -146,9 +146,11 @@ def refused(bed: Bed, data: str, code: str) -> Done:
     south = bed.sites["south"]
     south.stop()
     south.start(data=data, listen=south.address)
+    before = snapshot(south.state)
     try:
         done = bed.launch("run", "--run", "bad-data").failed(code, 3)
         assert "south" in done.err
+        assert snapshot(south.state) == before
         states = bed.sites["north"].node("runs", "list", "--json").ok().json["runs"]
         assert [entry["state"] for entry in states if entry["run"] == "bad-data"][-1:] == ["cancelled"]
         return done
@@ -157,11 +159,25 @@ def refused(bed: Bed, data: str, code: str) -> Done:
         south.start("--indices", "parts/south.json", listen=south.address)
 
 
-def test_an_unknown_kind_of_data_does_not_even_start(bed: Bed, tmp_path: Path) -> None:
-    before = snapshot(tmp_path)
-    done = serve(bed.sites["south"].state, "--data", "digitz").failed("E-DATA-SOURCE", 3)
+def test_an_unknown_kind_of_data_does_not_even_start(bed: Bed) -> None:
+    state = bed.sites["south"].state
+    before = snapshot(state)
+    done = serve(state, "--data", "digitz").failed("E-DATA-SOURCE", 3)
     assert "digits" in done.err
-    assert snapshot(tmp_path) == before
+    assert snapshot(state) == before
+
+
+def test_files_that_cannot_be_written(bed: Bed, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    bed.launch("simulate", "--out", str(tmp_path / "file" / "out")).failed("E-STORE-UNWRITABLE", 7)
+    bed.launch("partition", "digits", "--site", "a", "--out", str(tmp_path / "file" / "out")).failed(
+        "E-DATA-INDICES", 3
+    )
+
+
+def test_a_run_that_nobody_knows(bed: Bed) -> None:
+    done = bed.launch("status", "--run", "typo")
+    assert done.code == 10 and done.out.count("E-RUN-UNKNOWN") == len(NAMES)
 
 
 def test_a_port_in_use(bed: Bed, make_bed: Callable[..., Bed]) -> None:
@@ -177,7 +193,7 @@ def test_a_second_daemon_on_the_same_state(bed: Bed) -> None:
     site = bed.sites["south"]
     assert site.process is not None
     before = snapshot(site.state)
-    done = site.node("serve", "--listen", "127.0.0.1:0", "--data", "digits").failed("E-STORE-LOCKED", 7)
+    done = site.node("serve", "--listen", site.address, "--data", "digits").failed("E-STORE-LOCKED", 7)
     assert str(site.process.pid) in done.err
     assert snapshot(site.state) == before
     assert site.node("health").ok()

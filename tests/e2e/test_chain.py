@@ -34,11 +34,17 @@ def first(bed: Bed) -> Iterator[dict[str, object]]:
     yield bed.launch("run", "--json", "--run", "first").ok().json
 
 
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
 def test_check_says_ready_and_changes_nothing(bed: Bed) -> None:
+    before = {name: files(site.state) for name, site in bed.sites.items()}
     done = bed.launch("check", "--json").ok()
     assert done.json["ready"] is True
     assert set(done.json["sites"]) == set(NAMES)
-    assert "first-check" not in bed.sites["north"].node("runs", "list").ok().out
+    assert bed.sites["north"].node("runs", "list", "--json").ok().json["runs"] == []
+    assert {name: files(site.state) for name, site in bed.sites.items()} == before
 
 
 def test_the_result_has_what_machines_need(first: dict[str, object]) -> None:

@@ -67,7 +67,7 @@ class South:
                 )
             )  # fmt: skip
         self.inbox = Inbox(self.journal, self.layout, self.arrived.append)
-        guard = Guard(services.RULES, {"transfers": 4, "control": 4, "watchers": 4}, secure=True)
+        guard = Guard(services.RULES, {"transfers": 4, "control": 4, "preparations": 1, "watchers": 4}, secure=True)
         self.server, self.address = make_server(
             Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers
         )
@@ -294,12 +294,36 @@ def test_a_stream_that_was_not_begun(south: South, bundle: Path) -> None:
         south.inbox.receive(SiteName("north"), RUN, EDGE, "00", 0, iter([]))
 
 
-@pytest.mark.parametrize(
-    ("state", "code"), [(RunState.CANCELLED, "E-RUN-CANCELLED"), (RunState.EXPIRED, "E-RUN-EXPIRED")]
-)
-def test_runs_that_have_ended_take_nothing(
-    south: South, north: Connect, bundle: Path, state: RunState, code: str
-) -> None:
-    south.journal.set_run(RUN, state)
-    with pytest.raises(FedelmyError, match=code):
+def test_a_cancelled_run_takes_nothing(south: South, north: Connect, bundle: Path) -> None:
+    south.journal.set_run(RUN, RunState.CANCELLED)
+    with pytest.raises(FedelmyError, match="E-RUN-CANCELLED"):
         north(south).deliver(parcel_of(bundle), lambda _: None)
+
+
+def test_an_expired_run_is_revived_by_a_delivery(south: South, north: Connect, bundle: Path) -> None:
+    south.journal.set_run(RUN, RunState.EXPIRED)
+    north(south).deliver(parcel_of(bundle), lambda _: None)
+    assert south.arrived == [RUN]
+
+
+def test_a_begin_while_the_bundle_is_being_settled_harms_nothing(
+    south: South, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender was cut off after its last block and begins again before the receipt."""
+    offer, north = parcel_of(bundle).offer, SiteName("north")
+    data = bundle.read_bytes()
+    pieces = [data[i : i + BLOCK] for i in range(0, len(data), BLOCK)]
+    blocks = [Block(index=i, data=piece, sha256=hashlib.sha256(piece).digest()) for i, piece in enumerate(pieces)]
+    answers: list[str] = []
+
+    def check_and_begin_again(path: Path, manifest: Any) -> None:
+        with pytest.raises(FedelmyError) as caught:
+            south.inbox.begin(north, offer)
+        answers.append(caught.value.code)
+
+    monkeypatch.setattr("fedelmy_node.daemon.inbox.check_bundle", check_and_begin_again)
+    south.inbox.begin(north, offer)
+    south.inbox.receive(north, RUN, EDGE, offer.sha256, 0, iter(blocks))
+    assert answers == ["E-PEER-BUSY"]
+    assert south.layout.input(RUN, EDGE).read_bytes() == data
+    assert isinstance(south.inbox.begin(north, offer), Receipt)

@@ -162,7 +162,7 @@ def test_the_three_commands_of_a_site(tmp_path: Path, monkeypatch: pytest.Monkey
     assert shown["fingerprint"] in made and shown["not_after"] is None
     signed = json.loads(invoke(ca_command, "sign", "north.csr", "--yes", "--json"))
     assert signed["fingerprint"] == shown["fingerprint"]
-    assert "doctor" in invoke(identity_command, "install", signed["path"], *state)
+    assert "fedelmy-node serve" in invoke(identity_command, "install", signed["path"], *state)
     shown = json.loads(invoke(identity_command, "show", "--json", *state))
     assert shown["not_after"] == signed["not_after"]
 

@@ -35,7 +35,7 @@ class Link:
 
     def __init__(self, failures: list[FedelmyError]) -> None:
         self.failures = failures
-        self.dropped = 0
+        self.closed = 0
 
     def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:
         if self.failures:
@@ -43,8 +43,8 @@ class Link:
         moved(10)
         return Receipt(edge=parcel.offer.edge, sha256="ab", size=10)
 
-    def drop(self, link: Link) -> None:
-        self.dropped += 1
+    def close(self) -> None:
+        self.closed += 1
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def carry(link: Link) -> list[News]:
     news: queue.Queue[News] = queue.Queue()
-    Courier(EDGE, Parcel(offer=OFFER, path=Path("x")), lambda: link, link.drop, news.put)
+    Courier(EDGE, Parcel(offer=OFFER, path=Path("x")), lambda: link, news.put)
     told: list[News] = []
     while not told or not isinstance(told[-1], Delivered | Refused):
         told.append(news.get(timeout=10))
@@ -79,7 +79,7 @@ def test_what_may_pass_is_tried_again(code: str) -> None:
     retries = [item for item in told if isinstance(item, Retrying)]
     assert [item.error.code for item in retries] == [code, code]
     assert isinstance(told[-1], Delivered)
-    assert link.dropped == 2
+    assert link.closed == 3
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,10 @@ def test_what_can_never_work_is_told_at_once(code: str) -> None:
     told = carry(Link([error_from_code(code, "never")]))
     assert isinstance(told[-1], Refused)
     assert told[-1].error.code == code
+
+
+def test_a_fault_is_tried_again_and_the_edge_not_forgotten() -> None:
+    link = Link([ValueError("a bug")])  # type: ignore[list-item]
+    told = carry(link)
+    assert [type(item) for item in told] == [Retrying, Moved, Delivered]
+    assert isinstance(told[0], Retrying) and told[0].error.code == "E-INTERNAL"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.errors import DataError
+from fedelmy_node.errors import DataError, StoreError
 from fedelmy_node.training.data.indices import FORMAT, Indices, read_indices, write_indices
 
 NORTH = SiteName("north")
@@ -57,9 +57,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
     path = tmp_path / "i.json"
     path.mkdir()
     indices = Indices(source_kind="digits", samples=9, method="iid", seed=3, site=NORTH, indices=(8,))
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(StoreError, match="cannot be written"):
         write_indices(path, indices)
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(StoreError, match="cannot be written"):
         write_indices(tmp_path / "none" / "i.json", indices)
     assert list(tmp_path.iterdir()) == [path]
 

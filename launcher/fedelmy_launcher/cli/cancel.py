@@ -37,7 +37,6 @@ def cancel(federation: Path, run_name: str | None, reason: str, identity: Path, 
     """
     from fedelmy_launcher.control import Sites
     from fedelmy_launcher.federation_file import load_federation
-    from fedelmy_node.errors import PeerError
 
     described = load_federation(federation)
     with Sites(described, load_operator(identity, insecure)) as sites:
@@ -50,5 +49,5 @@ def cancel(federation: Path, run_name: str | None, reason: str, identity: Path, 
         for site, state in states.items():
             click.echo(f"  {site:<16} {state}")
         for refusal in refusals:
-            click.echo(f"  {refusal.site:<16} {refusal.error}")
-    return PeerError.exit_code if refusals else 0
+            click.echo(f"  {refusal.site:<16} {refusal.error}\n{'':19}{refusal.error.hint}")
+    return refusals[0].error.exit_code if refusals else 0

@@ -16,6 +16,7 @@ from fedelmy_launcher.cli.options import (
     run_option,
 )
 from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.domain.events import StepState
 
 if TYPE_CHECKING:
     from fedelmy_node.domain.reports import RunReport
@@ -31,7 +32,7 @@ __all__ = ["status"]
 def status(federation: Path, run_name: str | None, identity: Path, insecure: bool, as_json: bool) -> int:
     """Show how a run is doing at every site of FEDERATION.
 
-    Exit code 0: every site answered; 6: at least one did not.
+    Exit code 0: every site answered; otherwise that of the first problem.
 
     \b
     Examples:
@@ -41,7 +42,6 @@ def status(federation: Path, run_name: str | None, identity: Path, insecure: boo
     from fedelmy_launcher.control import Sites
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_node.config.decode import encode
-    from fedelmy_node.errors import PeerError
 
     described = load_federation(federation)
     with Sites(described, load_operator(identity, insecure)) as sites:
@@ -55,15 +55,23 @@ def status(federation: Path, run_name: str | None, identity: Path, insecure: boo
         click.echo(f"run {run}")
         for member in described.members:
             if member.name in problems:
-                click.echo(f"  {member.name:<16} {problems[member.name]}")
+                error = problems[member.name]
+                click.echo(f"  {member.name:<16} {error}\n{'':19}{error.hint}")
             else:
                 _show(reports[member.name])
-    return PeerError.exit_code if problems else 0
+    return refusals[0].error.exit_code if refusals else 0
 
 
 def _show(report: RunReport) -> None:
-    click.echo(f"  {report.site:<16} {report.state}" + (f"  {report.code}: {report.message}" if report.code else ""))
+    reason = ": ".join(part for part in (report.code, report.message) if part)
+    click.echo(f"  {report.site:<16} {report.state}" + (f" ({reason})" if reason else ""))
     for step in report.steps:
         accuracy = step.result.get("accuracy")
-        note = f"  accuracy {100 * accuracy:.1f}%" if isinstance(accuracy, float) else ""
-        click.echo(f"    {step.step:<28} {step.state}{note}")
+        note = f"accuracy {100 * accuracy:.1f}%" if isinstance(accuracy, float) else ""
+        if step.state == StepState.WAITING:
+            late = [e.sender for e in report.edges if e.edge.endswith(f">{step.step}") and e.state != "done"]
+            note = f"for {', '.join(late)}" if late else "for another step of this site"
+        click.echo(f"    {step.step:<28} {step.state:<8} {note}".rstrip())
+    for edge in report.edges:
+        if edge.sender == report.site and edge.state == "moving":
+            click.echo(f"    handing over to {edge.receiver}")

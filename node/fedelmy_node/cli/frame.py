@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from fedelmy_node import __version__
-from fedelmy_node.errors import FedelmyError, InternalError
+from fedelmy_node.errors import EXIT_DETACHED, FedelmyError, InternalError
 
 __all__ = ["LazyGroup", "run", "emit_json", "configure_logging"]
 
@@ -51,9 +51,10 @@ def run(group: click.Group) -> NoReturn:
     except FedelmyError as error:
         _complain(error)
         sys.exit(error.exit_code)
-    except click.exceptions.Abort:
-        click.echo("Aborted: nothing was done.", err=True)
-        sys.exit(1)
+    except click.exceptions.Abort as abort:
+        interrupted = isinstance(abort.__context__, KeyboardInterrupt)
+        click.echo("Interrupted." if interrupted else "Not confirmed: nothing was done.", err=True)
+        sys.exit(EXIT_DETACHED if interrupted else 1)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -49,13 +49,15 @@ def export(run: str | None, out: Path, bundle: bool, state: Path, as_json: bool)
     The file is a plain state dict: `module.load_state_dict(safetensors.torch.load_file(FILE))`. Model, classes
     and input format are in its metadata.
     """
+    from fedelmy_node.durable import replacing
     from fedelmy_node.errors import ConfigError
 
     found = _find(run, state)
     if out.exists():
         raise ConfigError("E-CONFIG-VALUE", f"{out} exists already", hint="Choose another name with --out.")
     if bundle:
-        shutil.copyfile(found.path, out)
+        with replacing(out, mode=0o644) as partial:
+            shutil.copyfile(found.path, partial)
     else:
         from fedelmy_node.training.use import export_model
 

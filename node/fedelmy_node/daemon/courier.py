@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol
 
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import Parcel, Receipt
@@ -16,6 +16,7 @@ from fedelmy_node.errors import (
     BundleError,
     ConsentError,
     FedelmyError,
+    InternalError,
     PeerError,
     RunError,
     TransferError,
@@ -68,26 +69,22 @@ class Carrier(Protocol):
     """A connection to the receiver, as far as a courier needs it."""
 
     def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt: ...
+    def close(self) -> None: ...
 
 
-C = TypeVar("C", bound=Carrier)
-
-
-class Courier(Generic[C]):
+class Courier:
     """One edge's hand-over, on a thread of its own; `tell` is called on that thread."""
 
     def __init__(
         self,
         edge: Edge,
         parcel: Parcel,
-        connect: Callable[[], C],
-        disconnect: Callable[[C], None],
+        connect: Callable[[], Carrier],
         tell: Callable[[News], None],
     ) -> None:
         self.edge = edge
         self._parcel = parcel
         self._connect = connect
-        self._disconnect = disconnect
         self._tell = tell
         self._stopped = threading.Event()
         self._told_at = 0.0
@@ -117,14 +114,18 @@ class Courier(Generic[C]):
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
     def _attempt(self) -> FedelmyError | None:
-        carrier: C | None = None
+        """One try on a connection of its own, so that no other hand-over can break it."""
         try:
             carrier = self._connect()
-            carrier.deliver(self._parcel, self._moved)
+            try:
+                carrier.deliver(self._parcel, self._moved)
+            finally:
+                carrier.close()
         except FedelmyError as error:
-            if carrier is not None:
-                self._disconnect(carrier)
             return error
+        except Exception:  # an edge must not be forgotten because of a fault
+            logger.exception("fault while handing %s over", self.edge.id)
+            return InternalError("E-INTERNAL", "handing over met a fault; see the node's log")
         return None
 
     def _moved(self, size: int) -> None:

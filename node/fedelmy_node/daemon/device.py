@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from fedelmy_node.domain.plan import Step
 from fedelmy_node.training.job import Job
 
 __all__ = ["Assignment", "Device"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,9 +71,12 @@ class Device:
         self._active[1].go(inputs)
 
     def warm_up(self, assignment: Assignment) -> None:
-        """Load what a step will need while its input is still being made elsewhere."""
-        known = {waiting.key for waiting in self.waiting} | ({self.active.key} if self.active else set())
-        if self._warm is None and assignment.key not in known:
+        """Load what a step will need while its input is still being made elsewhere; whoever warmed up before goes."""
+        known = {waiting.key for waiting in self.waiting}
+        known |= {entry[0].key for entry in (self._active, self._warm) if entry}
+        if assignment.key not in known:
+            if self._warm is not None:
+                self._warm[1].stop()
             self._warm = assignment, self._start(assignment)
 
     def drop(self, run: RunId) -> None:
@@ -96,6 +102,7 @@ class Device:
             self._post(partial(self._heard, assignment, trainer, message))
 
         trainer = Trainer(assignment.job, assignment.directory, tell)
+        trainer.start()
         return trainer
 
     def _heard(self, assignment: Assignment, trainer: Trainer, message: Message) -> None:
@@ -107,5 +114,5 @@ class Device:
             if isinstance(message, Progress):
                 self._said(assignment, message)
             else:
-                # It could not even load. The step itself will say so when its turn comes.
+                logger.warning("a trainer could not load ahead of its turn: %s", message)
                 self._warm = None

@@ -1,47 +1,42 @@
 """The graph executor: on one thread, it decides what this site does next.
 
 It knows steps, needs and edges, and nothing of chains. Whatever happens (a start, a delivery, a word from
-a trainer or a courier) is posted to its queue; it commits the change to the journal, then acts. What to do
+a trainer or a courier) is posted to its loop; it commits the change to the journal, then acts. What to do
 follows from the journal alone, so a restart continues where the journal ends:
 
-    step    waiting -> queued (its inputs are there) -> running -> done | failed
+    step    waiting -> queued (its inputs are there) -> running -> done | failed;  back to waiting on a restart
     edge    waiting -> moving -> done
-    run     prepared -> running -> done | failed | cancelled;  prepared -> expired;  failed -> running
+    run     prepared -> running -> done | failed | cancelled;  prepared -> expired;  failed, expired -> running
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.device import Assignment, Device
 from fedelmy_node.daemon.herald import Herald
+from fedelmy_node.daemon.loop import Loop
 from fedelmy_node.daemon.outbox import Outbox
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.trainers import Failed, Finished, Message
+from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, StepId
 from fedelmy_node.domain.plan import Edge, Slice, Step, StepKind, in_order
 from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.errors import FedelmyError, RunError
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import EdgeState, RunRecord
-from fedelmy_node.training.job import DataSpec, Job
 
-__all__ = ["Executor", "data_spec"]
+__all__ = ["Executor"]
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _ATTEMPTS: Final = 3
 """A trainer that dies without a reason is started again this often."""
@@ -53,119 +48,90 @@ _GRACE_SECONDS: Final = 10.0
 class Executor:
     """Runs the steps of every run of this site. Public methods may be called from any thread."""
 
-    def __init__(self, config: SiteConfig, layout: Layout, journal: Journal, peers: Peers) -> None:
-        self._config = config
-        self._layout = layout
+    def __init__(
+        self, config: SiteConfig, workspace: Workspace, journal: Journal, peers: Peers, faulted: Callable[[], None]
+    ) -> None:
+        self._prepare_seconds = config.prepare_hours * 3600
+        self._workspace = workspace
         self._journal = journal
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._device = Device(self._inbox.put, self._trainer_said)
-        self._outbox = Outbox(journal, peers, self._inbox.put, self._advance, self._fail_run)
+        self._loop = Loop(self._seconds_to_expiry, self._expire, faulted)
+        self._device = Device(self._loop.post, self._trainer_said)
+        self._outbox = Outbox(journal, peers, self._loop.post, self._advance, self._fail_run)
         self._herald = Herald(peers)
         self._told_near: set[tuple[RunId, StepId]] = set()
         self._crashes: Counter[tuple[RunId, StepId]] = Counter()
-        self._thread = threading.Thread(target=self._loop, name="executor", daemon=True)
 
     # --- from any thread ----------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Take up every run where the journal ends."""
-        self._inbox.put(self._recover)
-        self._thread.start()
+        self._loop.post(self._recover)
+        self._loop.open()
 
     def close(self) -> None:
         """Stop deciding, end the trainers, and return when all is quiet."""
-        self._inbox.put(None)
-        self._thread.join()
+        self._loop.close()
         self._herald.close()
         self._outbox.close()
         self._device.close(_GRACE_SECONDS)
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._loop.is_alive
 
     def activity(self) -> tuple[str, tuple[str, ...]]:
         """The active step and the queue, for people."""
-        return self._ask(
+        return self._loop.ask(
             lambda: (
                 _label(self._device.active) if self._device.active else "",
                 tuple(_label(assignment) for assignment in self._device.waiting),
             )
         )
 
+    def prepared(self, run: RunId) -> None:
+        """A plan was accepted: its start is near, so what needs no input loads already."""
+        self._loop.post(partial(self._prepared, run))
+
     def start(self, run: RunId) -> RunState:
         """Begin a prepared run, or try the failed steps of a run again; otherwise nothing changes."""
-        return self._ask(partial(self._start, run))
+        return self._loop.ask(partial(self._start, run))
 
     def announced(self, run: RunId, edge: EdgeId, eta_seconds: float) -> None:
         """A neighbour says that the run has begun and when this edge will be handed over."""
-        self._inbox.put(partial(self._announced, run, edge, eta_seconds))
+        self._loop.post(partial(self._announced, run, edge, eta_seconds))
 
     def received(self, run: RunId) -> None:
         """A bundle was journaled: perhaps a step can begin."""
-        self._inbox.put(partial(self._received, run))
+        self._loop.post(partial(self._received, run))
 
     def cancel(self, run: RunId, reason: str, signed: Signed) -> RunState:
         """End a run here, and pass the operator's word on."""
-        return self._ask(partial(self._cancel, run, reason, signed))
-
-    def prepared(self, run: RunId) -> None:
-        """A plan was accepted: its start is near, so what needs no input loads already."""
-        self._inbox.put(partial(self._prepared, run))
-
-    # --- the loop -----------------------------------------------------------------------------------------
-
-    def _loop(self) -> None:
-        while True:
-            try:
-                action = self._inbox.get(timeout=self._seconds_to_expiry())
-            except queue.Empty:
-                action = self._expire
-            if action is None:
-                return
-            try:
-                action()
-            except Exception:
-                logger.exception("the executor met a fault")
-
-    def _ask(self, action: Callable[[], T]) -> T:
-        answer: Future[T] = Future()
-
-        def answering() -> None:
-            try:
-                answer.set_result(action())
-            except Exception as error:  # noqa: BLE001 - belongs to whoever asked
-                answer.set_exception(error)
-
-        self._inbox.put(answering)
-        return answer.result()
-
-    def _recover(self) -> None:
-        """What was under way when the last daemon ended begins again; what was done stays done."""
-        for summary in self._journal.runs(RunState.RUNNING):
-            run = summary.run
-            record = self._journal.run(run)
-            for step, known in record.steps.items():
-                if known.state in (StepState.RUNNING, StepState.QUEUED):
-                    self._journal.set_step(run, step, StepState.WAITING)
-            logger.info("run %s continues", run)
-            self._advance(run)
+        return self._loop.ask(partial(self._cancel, run, reason, signed))
 
     # --- what happens to a run ----------------------------------------------------------------------------
 
-    def _start(self, run: RunId) -> RunState:
-        record = self._journal.run(run)
-        if record.state == RunState.CANCELLED:
-            raise RunError("E-RUN-CANCELLED", f"run {run} was cancelled")
-        if record.state == RunState.EXPIRED:
-            raise RunError("E-RUN-EXPIRED", f"run {run} was prepared, but not started in time")
-        if record.state == RunState.FAILED:
-            for step, known in record.steps.items():
-                if known.state == StepState.FAILED:
-                    self._journal.set_step(run, step, StepState.WAITING)
-        if record.state in (RunState.PREPARED, RunState.FAILED):
-            self._begin(record)
-        return self._journal.run(run).state
+    def _recover(self) -> None:
+        """What was under way when the last daemon ended begins again; what was done stays done."""
+        for summary in self._journal.runs():
+            record = self._journal.run(summary.run)
+            if record.state == RunState.RUNNING:
+                logger.info("goes on after a restart", extra={"run": summary.run})
+                self._go_on(record)
+            elif record.state == RunState.PREPARED and record.has_received:
+                self._go_on(record)  # the last daemon died between its receipt and its first step
+
+    def _go_on(self, record: RunRecord) -> None:
+        """The run has begun, here or elsewhere: nothing of it is under way in this process yet, and all may be."""
+        plan = record.slice
+        for step, known in record.steps.items():
+            if known.state in (StepState.RUNNING, StepState.QUEUED, StepState.FAILED):
+                self._journal.set_step(plan.run, step, StepState.WAITING)
+        if record.state != RunState.RUNNING:
+            self._journal.set_run(plan.run, RunState.RUNNING)
+        for edge in plan.edges_out:
+            if record.edges[edge.id].state != EdgeState.DONE:
+                self._herald.announce(plan, edge, -1.0)
+        self._advance(plan.run)
 
     def _prepared(self, run: RunId) -> None:
         record = self._journal.run(run)
@@ -174,29 +140,32 @@ class Executor:
                 if not step.needs:
                     self._warm_up(record, step)
 
-    def _begin(self, record: RunRecord) -> None:
-        """The run has begun, here or elsewhere; the word is passed on along the edges."""
-        plan = record.slice
-        self._journal.set_run(plan.run, RunState.RUNNING)
-        for edge in plan.edges_out:
-            self._herald.announce(plan, edge, -1.0)
-        self._advance(plan.run)
+    def _start(self, run: RunId) -> RunState:
+        record = self._journal.run(run)
+        if record.state == RunState.CANCELLED:
+            raise RunError("E-RUN-CANCELLED", f"run {run} was cancelled")
+        if record.state == RunState.EXPIRED:
+            raise RunError("E-RUN-EXPIRED", f"run {run} was prepared, but not started in time")
+        if record.state in (RunState.PREPARED, RunState.FAILED):
+            self._go_on(record)
+        return self._journal.run(run).state
 
     def _received(self, run: RunId) -> None:
+        """A delivery proves that the run goes on, even one that this site has given up waiting for."""
         record = self._journal.run(run)
-        if record.state == RunState.PREPARED:
-            self._begin(record)
+        if record.state in (RunState.PREPARED, RunState.EXPIRED):
+            self._go_on(record)
         else:
             self._advance(run)
 
     def _announced(self, run: RunId, edge: EdgeId, eta_seconds: float) -> None:
         record = self._journal.run(run)
-        if record.state == RunState.PREPARED:
-            self._begin(record)
-        if record.state.is_final or not 0 <= eta_seconds <= _NEAR_SECONDS:
-            return
-        target = next(known.target for known in record.slice.edges_in if known.id == edge)
-        self._warm_up(record, record.slice.step(target))
+        if record.state in (RunState.PREPARED, RunState.EXPIRED):
+            self._go_on(record)
+            record = self._journal.run(run)
+        if record.state == RunState.RUNNING and 0 <= eta_seconds <= _NEAR_SECONDS:
+            target = next(known.target for known in record.slice.edges_in if known.id == edge)
+            self._warm_up(record, record.slice.step(target))
 
     def _cancel(self, run: RunId, reason: str, signed: Signed) -> RunState:
         record = self._journal.run(run)
@@ -204,7 +173,7 @@ class Executor:
             return record.state
         self._halt(run)
         for step, known in record.steps.items():
-            if known.state in (StepState.RUNNING, StepState.QUEUED, StepState.WAITING):
+            if known.state != StepState.DONE:
                 self._journal.set_step(run, step, StepState.CANCELLED)
         self._journal.set_run(run, RunState.CANCELLED, message=reason)
         self._herald.cancelled(record.slice, signed)
@@ -213,7 +182,6 @@ class Executor:
 
     def _fail_run(self, run: RunId, error: FedelmyError) -> None:
         """Nothing more can be done here without a person; the other sites keep what they have."""
-        logger.error("run %s failed here: %s. %s", run, error, error.hint)
         self._halt(run)
         state = RunState.CANCELLED if error.code == "E-RUN-CANCELLED" else RunState.FAILED
         self._journal.set_run(run, state, code=error.code, message=error.message)
@@ -222,6 +190,7 @@ class Executor:
     def _halt(self, run: RunId) -> None:
         self._device.drop(run)
         self._outbox.drop(run)
+        self._told_near = {key for key in self._told_near if key[0] != run}
 
     def _expire(self) -> None:
         for known in self._journal.runs(RunState.PREPARED):
@@ -234,7 +203,7 @@ class Executor:
         return max(0.0, min(due) - time.time()) + 0.1 if due else None
 
     def _expires_at(self, known: RunSummary) -> float:
-        return known.changed_at + self._config.prepare_hours * 3600
+        return known.changed_at + self._prepare_seconds
 
     # --- the graph ----------------------------------------------------------------------------------------
 
@@ -250,13 +219,16 @@ class Executor:
                     record = self._journal.run(run)
                 else:
                     self._journal.set_step(run, step.id, StepState.QUEUED)
-                    self._device.submit(self._assignment(record, step), self._inputs(record, step))
+                    assignment = self._workspace.assignment(record, step)
+                    self._device.submit(assignment, self._workspace.inputs(record.slice, step))
         for edge in record.slice.edges_out:
             done = record.steps[edge.source].state == StepState.DONE
             if done and record.edges[edge.id].state != EdgeState.DONE:
-                self._outbox.send(record, edge, self._bundle(record.slice, record.slice.step(edge.source)))
+                bundle = self._workspace.bundle(record.slice, record.slice.step(edge.source))
+                self._outbox.send(record, edge, bundle)
         self._feed_device()
         if _is_complete(self._journal.run(run)):
+            self._halt(run)
             self._journal.set_run(run, RunState.DONE)
 
     def _feed_device(self) -> None:
@@ -276,6 +248,7 @@ class Executor:
     def _trainer_said(self, assignment: Assignment, message: Message) -> None:
         run, step = assignment.run, assignment.step
         if isinstance(message, Finished):
+            del self._crashes[assignment.key]
             outcome = message.outcome
             self._journal.finish_step(run, step.id, outcome.sha256 or "", outcome.bytes, outcome.report)
             self._advance(run)
@@ -315,53 +288,11 @@ class Executor:
     def _warm_up(self, record: RunRecord, step: Step) -> None:
         """Load for `step`, or, if it computes nothing, for the step here that follows it."""
         if step.kind == StepKind.DELIVER:
-            following = [known for known in record.slice.steps if step.id in known.needs]
-            for known in following:
-                self._warm_up(record, known)
+            for known in record.slice.steps:
+                if step.id in known.needs:
+                    self._warm_up(record, known)
         elif record.steps[step.id].state == StepState.WAITING:
-            self._device.warm_up(self._assignment(record, step))
-
-    # --- files and jobs -----------------------------------------------------------------------------------
-
-    def _bundle(self, plan: Slice, step: Step) -> Path:
-        """Where the bundle that a step gives is on this disk."""
-        if step.kind == StepKind.DELIVER:
-            return self._input(plan, step, step.needs[0])
-        return self._layout.output(plan.run, step.id)
-
-    def _input(self, plan: Slice, step: Step, need: StepId) -> Path:
-        edge = plan.edge_into(step, need)
-        return self._layout.input(plan.run, edge.id) if edge else self._bundle(plan, plan.step(need))
-
-    def _inputs(self, record: RunRecord, step: Step) -> tuple[Path, ...]:
-        return tuple(self._input(record.slice, step, need) for need in step.needs)
-
-    def result(self, record: RunRecord) -> tuple[Step, Path] | None:
-        """The deliver step of this site and where its bundle is, once it is done."""
-        for step in record.slice.steps:
-            if step.kind == StepKind.DELIVER and record.steps[step.id].state == StepState.DONE:
-                return step, self._bundle(record.slice, step)
-        return None
-
-    def _assignment(self, record: RunRecord, step: Step) -> Assignment:
-        plan = record.slice
-        directory = self._layout.step(plan.run, step.id)
-        job = Job(
-            kind="train" if step.kind == StepKind.TRAIN else "evaluate",
-            site=plan.site,
-            visit=step.visit,
-            recipe=plan.recipe,
-            data=data_spec(self._config),
-            device=self._config.device,
-            output=self._layout.output(plan.run, step.id) if step.kind == StepKind.TRAIN else None,
-            keep_pool=directory / "pool" if self._config.keep_pool and step.kind == StepKind.TRAIN else None,
-        )
-        return Assignment(run=plan.run, step=step, job=job, directory=directory)
-
-
-def data_spec(config: SiteConfig) -> DataSpec:
-    """The site's data as trainers are told of it."""
-    return DataSpec(source=config.data or "", indices=config.indices, unreadable=config.unreadable)
+            self._device.warm_up(self._workspace.assignment(record, step))
 
 
 def _is_complete(record: RunRecord) -> bool:

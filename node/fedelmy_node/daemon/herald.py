@@ -43,8 +43,14 @@ class Herald:
     def _tell(self, plan: Slice, site: SiteName, what: Callable[[PeerClient], None]) -> None:
         def telling() -> None:
             try:
-                what(self._peers.client(plan, site))
+                client = self._peers.connect(plan, site)
+                try:
+                    what(client)
+                finally:
+                    client.close()
             except FedelmyError as error:
-                logger.info("news for %s about run %s was lost: %s", site, plan.run, error)
+                logger.info("news for %s was lost: %s", site, error, extra={"run": plan.run})
+            except Exception:  # the pool would keep it to itself
+                logger.exception("fault while telling %s", site)
 
         self._pool.submit(telling)

@@ -20,8 +20,8 @@ from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
-from fedelmy_node.durable import sync_directory
-from fedelmy_node.errors import BundleError, ConsentError, RunError, StoreError, TransferError
+from fedelmy_node.durable import cannot_write, sync_directory
+from fedelmy_node.errors import BundleError, ConsentError, PeerError, RunError, StoreError, TransferError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import EdgeState, RunRecord
@@ -42,6 +42,7 @@ class Inbox:
         self._layout = layout
         self._received = received
         self._lock = threading.Lock()
+        self._locks: dict[tuple[RunId, EdgeId], threading.Lock] = {}
         self._arrivals: dict[tuple[RunId, EdgeId], _Arrival] = {}
 
     def begin(self, sender: SiteName, offer: Offer) -> int | Receipt:
@@ -56,24 +57,26 @@ class Inbox:
                 raise TransferError("E-TRANSFER-CONFLICT", f"another bundle was received on {edge.id} before")
             return Receipt(edge=edge.id, sha256=have.sha256, size=have.size)
         self._check(record, offer)
-        target = self._layout.input(offer.run, edge.id)
-        with self._lock:
-            # A sender that begins anew has given its older stream up: that one's next block is refused.
-            before = self._arrivals.pop((offer.run, edge.id), None)
-            if before is not None:
-                before.close()
-            arrival = _Arrival(edge, offer, target)
-            self._arrivals[offer.run, edge.id] = arrival
-        if have.state == EdgeState.WAITING:
-            self._journal.set_edge(offer.run, edge.id, EdgeState.MOVING)
+        with self._lock_of(offer.run, edge.id):
+            arrival = self._take_over(edge, offer)
+        self._journal.move_edge(offer.run, edge.id)
         return arrival.next_block
+
+    def _take_over(self, edge: Edge, offer: Offer) -> _Arrival:
+        """A sender that begins anew has given its older stream up: that one's next block is refused."""
+        key = offer.run, edge.id
+        before = self._arrivals.get(key)
+        if before is not None and not before.give_up():
+            raise PeerError("E-PEER-BUSY", f"the bundle on {edge.id} is complete and being verified")
+        arrival = _Arrival(edge, offer, self._layout.input(offer.run, edge.id))
+        self._arrivals[key] = arrival
+        return arrival
 
     def receive(
         self, sender: SiteName, run: RunId, edge: EdgeId, sha256: str, first: int, blocks: Iterator[Block]
     ) -> Receipt:
         """Take the blocks of a bundle that was begun; the receipt is given when it is journaled."""
-        with self._lock:
-            arrival = self._arrivals.get((run, edge))
+        arrival = self._arrivals.get((run, edge))
         if arrival is None or arrival.edge.sender != sender or arrival.offer.sha256 != sha256:
             raise TransferError("E-TRANSFER-SEQUENCE", f"the transfer on {edge} was not begun")
         if first != arrival.next_block:
@@ -105,22 +108,23 @@ class Inbox:
         """A stream has ended, well or not; what is verified is on the disk, and the next Begin finds it there."""
         arrival.close()
         key = arrival.offer.run, arrival.edge.id
-        with self._lock:
+        with self._lock_of(*key):
             if self._arrivals.get(key) is arrival:
                 del self._arrivals[key]
 
     def close(self) -> None:
         """Close the files of transfers that were begun and never sent."""
-        with self._lock:
-            arrivals, self._arrivals = self._arrivals, {}
-        for arrival in arrivals.values():
+        for arrival in list(self._arrivals.values()):
             arrival.close()
+
+    def _lock_of(self, run: RunId, edge: EdgeId) -> threading.Lock:
+        """One lock per edge: reading what an earlier stream left may take long, and other edges must not wait."""
+        with self._lock:
+            return self._locks.setdefault((run, edge), threading.Lock())
 
     def _check(self, record: RunRecord, offer: Offer) -> None:
         if record.state == RunState.CANCELLED:
             raise RunError("E-RUN-CANCELLED", f"run {offer.run} was cancelled at this site")
-        if record.state == RunState.EXPIRED:
-            raise RunError("E-RUN-EXPIRED", f"run {offer.run} was prepared at this site, but not started in time")
         check_manifest(offer.manifest, record.prepared.manifest)
         if offer.wire_dtype != "float32":
             raise TransferError("E-TRANSFER-SIZE", f"floats cannot travel as {offer.wire_dtype!r} in this run")
@@ -145,7 +149,8 @@ class _Arrival:
         self.partial.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._digest = hashlib.sha256()
         self._lock = threading.Lock()
-        self._file: IO[bytes] | None = self.partial.open("r+b" if self.partial.exists() else "w+b", buffering=0)
+        self._settling = False
+        self._file: IO[bytes] = self.partial.open("r+b" if self.partial.exists() else "w+b")
         self.next_block = self._resume(self._file)
 
     def _resume(self, file: IO[bytes]) -> int:
@@ -162,39 +167,53 @@ class _Arrival:
 
     def take(self, block: Block) -> None:
         """Verify and write the next block."""
-        start = self.next_block * self.offer.block_bytes
-        if block.index != self.next_block or start >= self.offer.size:
-            raise TransferError("E-TRANSFER-SEQUENCE", f"block {block.index} is not the next one")
-        if len(block.data) != min(self.offer.block_bytes, self.offer.size - start):
-            raise TransferError("E-TRANSFER-SIZE", f"block {block.index} has {len(block.data)} bytes")
-        if hashlib.sha256(block.data).digest() != block.sha256:
-            raise TransferError("E-TRANSFER-HASH", f"block {block.index} was damaged on its way")
         with self._lock:
-            if self._file is None:
-                raise TransferError("E-TRANSFER-SEQUENCE", "the sender began this transfer anew")
-            self._file.write(block.data)
+            file = self._current()
+            start = self.next_block * self.offer.block_bytes
+            if block.index != self.next_block or start >= self.offer.size:
+                raise TransferError("E-TRANSFER-SEQUENCE", f"block {block.index} is not the next one")
+            if len(block.data) != min(self.offer.block_bytes, self.offer.size - start):
+                raise TransferError("E-TRANSFER-SIZE", f"block {block.index} has {len(block.data)} bytes")
+            if hashlib.sha256(block.data).digest() != block.sha256:
+                raise TransferError("E-TRANSFER-HASH", f"block {block.index} was damaged on its way")
+            try:
+                file.write(block.data)
+            except OSError as error:
+                raise cannot_write(self.partial, error) from error
             self._digest.update(block.data)
             self.next_block += 1
 
     def finish(self) -> None:
-        """All blocks came: the whole must have the announced digest, and be on the disk."""
+        """All blocks came: the whole must have its announced digest, and be on the disk. Nobody takes over now."""
         with self._lock:
-            if self._file is None:
-                raise TransferError("E-TRANSFER-SEQUENCE", "the sender began this transfer anew")
-            if self._file.tell() != self.offer.size:
+            file = self._current()
+            if file.tell() != self.offer.size:
                 raise TransferError("E-TRANSFER-SEQUENCE", "the stream ended before the bundle was complete")
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+            self._settling = True
+            try:
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError as error:
+                raise cannot_write(self.partial, error) from error
         if self._digest.hexdigest() != self.offer.sha256:
             self.discard()
             raise TransferError("E-TRANSFER-HASH", "the bundle as a whole does not have its announced digest")
 
+    def give_up(self) -> bool:
+        """Make room for a newer stream; False if this one is complete and only has to be verified."""
+        with self._lock:
+            if not self._settling:
+                self._file.close()
+            return not self._settling
+
     def close(self) -> None:
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._file.close()
+
+    def _current(self) -> IO[bytes]:
+        if self._file.closed:
+            raise TransferError("E-TRANSFER-SEQUENCE", "the sender began this transfer anew")
+        return self._file
 
     def discard(self) -> None:
         self.partial.unlink(missing_ok=True)

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from fedelmy_node import CONTRACT, __version__
-from fedelmy_node.bundles.size import tensor_bytes
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Preparation, check_operator, read_cancel
+from fedelmy_node.daemon.preparation import Preparation, check_listed, check_operator, read_cancel
 from fedelmy_node.daemon.readiness import tell_supervisor
+from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.reports import (
@@ -36,7 +36,7 @@ from fedelmy_node.domain.reports import (
     StepReport,
 )
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
-from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, RunError
+from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, InternalError, RunError
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
 from fedelmy_node.rpc.endpoint import Endpoint, LocalEndpoint
@@ -60,41 +60,53 @@ class Node:
         self.site = _site(config, self._identity)
         if config.data is not None:
             parse_source(config.data)
+        self.ready = threading.Event()
+        """Set as soon as the node answers."""
         self._stopping = threading.Event()
-        # Bound before anything is written: a port in use must leave nothing behind.
+        self._faulted = False
+        # A running daemon is named first, then a port in use; only then is anything written.
+        StateLock.refuse_if_held(self._layout)
         self._endpoint = Endpoint(config.listen, self._identity)
+        self.address = self._endpoint.address
         self._layout.create()
         self._lock = StateLock(self._layout)
-        self.address = self._endpoint.address
         self._journal = Journal(self._layout.journal, self.site)
-        peers = Peers(config, self.site, self._identity)
-        self._peers = peers
-        self._executor = Executor(config, self._layout, self._journal, peers)
+        self._peers = Peers(config, self.site, self._identity)
+        self._workspace = Workspace(config, self._layout)
+        self._executor = Executor(config, self._workspace, self._journal, self._peers, self._fault)
         self._inbox = Inbox(self._journal, self._layout, self._executor.received)
-        self._preparation = Preparation(config, self._layout, self.site, self._journal, peers, self._identity)
+        self._preparation = Preparation(config, self.site, self._workspace, self._layout)
 
     # --- life ---------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Answer until `stop`; then let calls end, end the trainers, and return."""
+        """Answer until `stop`; then let calls end, end the trainers, and return. A fault is raised at the end."""
         local = LocalEndpoint(self._layout.socket, self)
         self._executor.open()
         self._endpoint.open(self, self, self)
-        logger.info("site %s listens on %s, state in %s", self.site, self.address, self._layout.root)
+        logger.info("listens on %s, state in %s", self.address, self._layout.root)
         tell_supervisor(f"READY=1\nSTATUS=site {self.site} listens on {self.address}\nX_FEDELMY_ADDRESS={self.address}")
+        self.ready.set()
         self._stopping.wait()
+        logger.info("shuts down")
         tell_supervisor("STOPPING=1")
-        logger.info("site %s shuts down", self.site)
+        self._preparation.close()
         self._endpoint.close()
         local.close()
         self._executor.close()
         self._inbox.close()
-        self._peers.close()
         self._journal.close()
         self._lock.release()
+        if self._faulted:
+            raise InternalError("E-INTERNAL", "the node met a fault and ended; its runs go on after a restart")
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def _fault(self) -> None:
+        self._faulted = True
+        self._endpoint.not_serving()
+        self.stop()
 
     # --- what operators ask -------------------------------------------------------------------------------
 
@@ -114,10 +126,12 @@ class Node:
         )
 
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
-        run, report = self._preparation.accept(signed, operator, check_only=check_only)
+        operator = check_operator(signed, self._identity, Purpose.PLAN) or operator
+        prepared = self._preparation.accept(signed, operator, self._journal, self._peers)
         if not check_only:
-            self._executor.prepared(run)
-        return report
+            self._journal.add_run(prepared)
+            self._executor.prepared(prepared.slice.run)
+        return prepared.report
 
     def start(self, run: RunId) -> RunState:
         return self._executor.start(run)
@@ -126,7 +140,9 @@ class Node:
         return self._journal.follow(run, after)
 
     def cancel(self, signed: Signed) -> RunState:
-        check_operator(signed, self._identity, Purpose.CANCEL)
+        operator = check_operator(signed, self._identity, Purpose.CANCEL)
+        if operator is not None:
+            check_listed(self._config, self.site, operator)
         run, reason = read_cancel(signed.payload)
         return self._executor.cancel(run, reason, signed)
 
@@ -157,7 +173,7 @@ class Node:
             ),
             last_event=self._journal.last_event(run),
             parameters=int(record.prepared.report.get("parameters", 0)),
-            bundle_bytes=tensor_bytes(record.prepared.manifest),
+            bundle_bytes=int(record.prepared.report.get("bundle_bytes", 0)),
         )  # fmt: skip
 
     # --- what neighbours tell and ask ---------------------------------------------------------------------
@@ -206,7 +222,7 @@ class Node:
         candidates = [run] if run else [known.run for known in self._journal.runs()]
         for candidate in candidates:
             record = self._journal.run(candidate)
-            found = self._executor.result(record)
+            found = self._workspace.result(record)
             if found is not None:
                 step, path = found
                 return ResultModel(

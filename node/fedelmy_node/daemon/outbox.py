@@ -13,9 +13,8 @@ from fedelmy_node.domain.names import EdgeId, RunId
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
 from fedelmy_node.errors import FedelmyError
-from fedelmy_node.rpc.clients import PeerClient
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import EdgeState, RunRecord
+from fedelmy_node.store.records import RunRecord
 
 __all__ = ["Outbox"]
 
@@ -36,7 +35,7 @@ class Outbox:
         self._post = post
         self._sent = sent
         self._refused = refused
-        self._couriers: dict[tuple[RunId, EdgeId], Courier[PeerClient]] = {}
+        self._couriers: dict[tuple[RunId, EdgeId], Courier] = {}
 
     def send(self, record: RunRecord, edge: Edge, path: Path) -> None:
         """Hand the output of the edge's source over; asking again while it is under way does nothing."""
@@ -48,12 +47,11 @@ class Outbox:
             run=run, edge=edge.id, size=source.size, sha256=source.sha256, block_bytes=BLOCK_BYTES,
             wire_dtype="float32", manifest=record.prepared.manifest,
         )  # fmt: skip
-        self._journal.set_edge(run, edge.id, EdgeState.MOVING)
+        self._journal.move_edge(run, edge.id)
         self._couriers[run, edge.id] = Courier(
             edge,
             Parcel(offer=offer, path=path),
-            connect=partial(self._peers.client, record.slice, edge.receiver),
-            disconnect=self._peers.drop,
+            connect=partial(self._peers.connect, record.slice, edge.receiver),
             tell=lambda news: self._post(partial(self._heard, edge, offer, news)),
         )
 

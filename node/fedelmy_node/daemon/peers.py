@@ -1,7 +1,8 @@
-"""The neighbours of this site: whom it agreed to send to, where they are, and a channel to each."""
+"""The neighbours of this site: whom it agreed to send to, where they are, and connections to them."""
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from fedelmy_node.config.site import SiteConfig
@@ -14,6 +15,8 @@ from fedelmy_node.rpc.dial import open_channel, probe
 
 __all__ = ["Peers"]
 
+logger = logging.getLogger(__name__)
+
 
 class Peers:
     """Safe to use from any thread."""
@@ -24,7 +27,6 @@ class Peers:
         self._identity = identity
         self._lock = threading.Lock()
         self._found: dict[PeerAddress, SiteName] = {peer: peer.site for peer in config.peers if peer.site}
-        self._clients: dict[tuple[SiteName, Address], PeerClient] = {}
 
     def check(self, plan: Slice) -> None:
         """Refuse a plan whose outputs would go to a site that this one did not agree to, or cannot reach."""
@@ -39,74 +41,54 @@ class Peers:
             if self._identity is not None:
                 self._probe(edge.receiver, address)
 
-    def client(self, plan: Slice, site: SiteName) -> PeerClient:
-        """A client of a neighbour of this plan; the channel is made once and kept until `drop`."""
-        key = site, self._address(plan, site)
-        with self._lock:
-            client = self._clients.get(key)
-        if client is not None:
-            return client
+    def connect(self, plan: Slice, site: SiteName) -> PeerClient:
+        """A new connection to a neighbour of this plan, whose certificate was checked; the caller closes it."""
         channel = open_channel(
-            key[1],
+            self._address(plan, site),
             self._identity() if self._identity else None,
             expect_site=site,
             expect_role="site",
             insecure_name=f"site/{self._site}",
         )
-        made = PeerClient(channel, site, self._config.stall_seconds)
-        with self._lock:
-            client = self._clients.setdefault(key, made)
-        if client is not made:
-            made.close()
-        return client
-
-    def drop(self, client: PeerClient) -> None:
-        """Forget a channel that did not work: the next one begins with a new look at the other end."""
-        with self._lock:
-            self._clients = {key: known for key, known in self._clients.items() if known is not client}
-        client.close()
-
-    def close(self) -> None:
-        with self._lock:
-            clients, self._clients = self._clients, {}
-        for client in clients.values():
-            client.close()
+        return PeerClient(channel, site, self._config.stall_seconds)
 
     def _agrees(self, plan: Slice, edge: Edge) -> bool:
         """Consent to send: --peer names the receiver, or the result goes back to whoever contributed to it."""
-        if edge.receiver in self._agreed().values():
-            return True
-        if self._identity is None and self._by_plan(plan, edge.receiver) is not None:
+        if self._agreed_address(plan, edge.receiver) is not None:
             return True
         contributed = {e.sender for e in plan.edges_in if e.carries != StepKind.DELIVER}
         return edge.carries == StepKind.DELIVER and edge.receiver in contributed
 
     def _address(self, plan: Slice, site: SiteName) -> Address:
         """The site's own word (--peer) goes before the operator's (the plan)."""
-        for peer, name in self._agreed().items():
-            if name == site:
-                return peer.address
-        return next(neighbour.address for neighbour in plan.neighbours if neighbour.site == site)
+        agreed = self._agreed_address(plan, site)
+        return agreed or next(neighbour.address for neighbour in plan.neighbours if neighbour.site == site)
 
-    def _by_plan(self, plan: Slice, site: SiteName) -> PeerAddress | None:
-        """Without certificates, an unnamed --peer is the site that the plan says is at that address."""
-        places = {n.address for n in plan.neighbours if n.site == site}
-        return next((peer for peer in self._config.peers if peer.address in places), None)
-
-    def _agreed(self) -> dict[PeerAddress, SiteName]:
-        """Who is behind every --peer; those given without a name are asked for their certificate."""
+    def _agreed_address(self, plan: Slice, site: SiteName) -> Address | None:
+        """Where --peer says that a site is; one given without a name is who its certificate says."""
         with self._lock:
             found = dict(self._found)
-        for peer in self._config.peers:
-            if peer not in found and self._identity is not None:
-                try:
-                    seen = probe(peer.address, self._identity(), expect_role="site")
-                except FedelmyError:
-                    continue  # down, or not yet certified again; whoever needs it will name it
-                found[peer] = SiteName(seen.subject.name)
+        for peer, name in found.items():
+            if name == site:
+                return peer.address
+        unnamed = [peer for peer in self._config.peers if peer not in found]
+        for peer in unnamed:
+            # Where the plan says the same, the name is checked when the connection is made.
+            if any(n.site == site and n.address == peer.address for n in plan.neighbours):
+                return peer.address
+        return next((peer.address for peer in unnamed if self._name_of(peer) == site), None)
+
+    def _name_of(self, peer: PeerAddress) -> SiteName | None:
+        if self._identity is None:
+            return None
+        try:
+            seen = probe(peer.address, self._identity(), expect_role="site")
+        except FedelmyError as error:
+            logger.warning("cannot tell who is at --peer %s: %s", peer, error)
+            return None
         with self._lock:
-            self._found |= found
-        return found
+            self._found[peer] = seen.subject.name
+        return seen.subject.name
 
     def _probe(self, site: SiteName, address: Address) -> None:
         assert self._identity is not None

@@ -3,70 +3,79 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import threading
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 from fedelmy_node.bundles.size import tensor_bytes
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.trainers import run_job
+from fedelmy_node.daemon.trainers import OneJob
+from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Signed
-from fedelmy_node.errors import ConsentError, DataError, IdentityError, RunError, StoreError
+from fedelmy_node.errors import (
+    ConsentError,
+    DataError,
+    IdentityError,
+    InternalError,
+    RunError,
+    StoreError,
+    TrainingError,
+)
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.identity.signing import Purpose, Signature, verify
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared, RunRecord, read_slice
 from fedelmy_node.training.data import parse_source
-from fedelmy_node.training.job import DataSpec, Job
+from fedelmy_node.training.job import Job
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import settings_for
 
-__all__ = ["Preparation", "check_operator", "read_cancel"]
+__all__ = ["Preparation", "check_operator", "check_listed", "read_cancel"]
+
+logger = logging.getLogger(__name__)
 
 
 class Preparation:
     """Checks plans one at a time: each look at the data takes a trainer."""
 
-    def __init__(
-        self, config: SiteConfig, layout: Layout, site: SiteName, journal: Journal, peers: Peers,
-        identity: LiveIdentity | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: SiteConfig, site: SiteName, workspace: Workspace, layout: Layout) -> None:
         self._config = config
-        self._layout = layout
         self._site = site
-        self._journal = journal
-        self._peers = peers
-        self._identity = identity
+        self._workspace = workspace
+        self._layout = layout
         self._one_at_a_time = threading.Lock()
+        self._looking: OneJob | None = None
+        self._closed = False
 
-    def accept(self, signed: Signed, operator: str, *, check_only: bool) -> tuple[RunId, Mapping[str, Any]]:
-        """The run of a plan that this site takes part in, and its report; refusals are raised."""
-        signer = check_operator(signed, self._identity, Purpose.PLAN) or operator
+    def accept(self, signed: Signed, operator: str, journal: Journal, peers: Peers) -> Prepared:
+        """What this site found out about a plan that it takes part in; refusals are raised. Nothing is journaled."""
         plan = read_slice(signed.payload)
         with self._one_at_a_time:
-            known = self._journal.find_run(plan.run)
+            known = journal.find_run(plan.run)
             if known is not None and _stands(known, signed.payload):
-                return plan.run, known.prepared.report
-            self._check_consent(plan, signer)
-            self._peers.check(plan)
-            prepared = self._look(plan, signed, signer)
+                return known.prepared
+            self._check_consent(plan, operator)
+            peers.check(plan)
+            prepared = self._look(plan, signed, operator)
             self._check_disk(plan, prepared)
-            if not check_only:
-                self._journal.add_run(prepared)
-        return plan.run, prepared.report
+        return prepared
+
+    def close(self) -> None:
+        """End a look that is under way."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.stop()
 
     def _check_consent(self, plan: Slice, operator: str) -> None:
         if plan.site != self._site:
             raise IdentityError("E-IDENTITY-SITE", f"the plan is for site {plan.site}, this is {self._site}")
-        operators = self._config.operators
-        if operators is not None and operator not in operators:
-            raise ConsentError("E-CONSENT-OPERATOR", f"site {self._site} takes no plans of operator {operator}")
+        check_listed(self._config, self._site, operator)
         accepted = self._config.accept_from
         for edge in plan.edges_in:
             if accepted is not None and edge.sender not in accepted:
@@ -83,24 +92,42 @@ class Preparation:
 
     def _look(self, plan: Slice, signed: Signed, operator: str) -> Prepared:
         """Have a trainer build the model on the meta device and open the data."""
-        assert self._config.data is not None
-        data = DataSpec(source=self._config.data, indices=self._config.indices, unreadable=self._config.unreadable)
-        job = Job(kind="prepare", site=self._site, visit=0, recipe=plan.recipe, data=data, device=self._config.device)
+        job = Job(
+            kind="prepare", site=self._site, visit=0, recipe=plan.recipe, data=self._workspace.data,
+            device=self._config.device,
+        )  # fmt: skip
         scratch = self._layout.scratch(plan.run)
-        outcome = run_job(job, scratch)
-        shutil.rmtree(scratch)  # kept, with its log, only if the trainer failed
+        self._looking = OneJob(job, scratch)
+        try:
+            if self._closed:
+                raise InternalError("E-INTERNAL", "the node is shutting down")
+            outcome = self._looking.run()
+        except TrainingError as error:
+            logger.warning("%s; the trainer said:\n%s", error, _tail(scratch / "trainer.log"))
+            raise
+        finally:
+            self._looking = None
+            shutil.rmtree(scratch, ignore_errors=True)
         return Prepared(
             payload=signed.payload, slice=plan, signature=signed.signature, certificate=signed.certificate,
             operator=operator, manifest=outcome.manifest, report=outcome.report,
         )  # fmt: skip
 
     def _check_disk(self, plan: Slice, prepared: Prepared) -> None:
-        """Room for what comes in and for what the steps write, pool members included if they are kept."""
-        size = tensor_bytes(prepared.manifest)
-        need = size * (len(plan.edges_in) + len(plan.steps) + 2)
+        """Room for what comes in and for what the steps write; a pool that is kept counts by its settings."""
+        files = len(plan.edges_in) + len(plan.steps) + 2
+        if self._config.keep_pool:
+            files += 1 + getattr(settings_for(plan.recipe.strategy), "pool_size", 0)
+        need = tensor_bytes(prepared.manifest) * files
         free = self._layout.free_bytes()
         if free < need:
             raise StoreError("E-STORE-DISK", f"the run needs about {need} bytes, the disk has {free} left")
+
+
+def check_listed(config: SiteConfig, site: SiteName, operator: str) -> None:
+    """Refuse an operator whom the site does not list; a site that lists none takes any of the federation."""
+    if config.operators is not None and operator not in config.operators:
+        raise ConsentError("E-CONSENT-OPERATOR", f"site {site} does nothing for operator {operator}")
 
 
 def check_operator(signed: Signed, identity: LiveIdentity | None, purpose: Purpose) -> str | None:
@@ -121,7 +148,13 @@ def read_cancel(payload: bytes) -> tuple[RunId, str]:
 
 
 def _stands(known: RunRecord, payload: bytes) -> bool:
-    """Whether a run that was accepted before is this very one, and still alive; another plan cannot take its name."""
+    """Whether a run that was accepted before is this very one; a plan can only replace one that never began."""
+    if known.state in (RunState.EXPIRED, RunState.CANCELLED) and not known.has_begun:
+        return False
     if known.prepared.payload != payload:
         raise RunError("E-RUN-CONFLICT", f"run {known.slice.run} exists here with another plan")
-    return known.state != RunState.EXPIRED
+    return True
+
+
+def _tail(path: Path, limit: int = 4000) -> str:
+    return path.read_text("utf-8", errors="replace")[-limit:] if path.exists() else "nothing"

@@ -8,6 +8,7 @@ waits for it before it starts another trainer for the same step.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -25,16 +26,29 @@ from fedelmy_node.domain.events import EventKind
 from fedelmy_node.errors import FedelmyError, InternalError, TrainingError, error_from_code
 from fedelmy_node.training.job import Job, Outcome
 
-__all__ = ["Trainer", "Progress", "Finished", "Failed", "Message", "run_job"]
+__all__ = ["Trainer", "Progress", "Finished", "Failed", "Message", "OneJob"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_LINE: Final = 64 << 20
-_INHERITED: Final = (
-    "PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
-    "CUDA_", "NVIDIA_", "LC_", "OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH_",
-)  # fmt: skip
-"""Names, or beginnings of names, of the environment variables that a trainer may see."""
+_GRACE_SECONDS: Final = 5.0
+"""Between asking a trainer to end and ending it."""
+_INHERITED: Final = frozenset(
+    {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH"}
+)
+_INHERITED_FAMILIES: Final = (
+    "CUDA_",
+    "NVIDIA_",
+    "LC_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "ATEN_",
+    "ONEDNN_",
+    "TORCH_",
+    "PYTORCH_",
+)
+"""The environment variables that a trainer may see, by name and by beginning of the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +90,8 @@ class Trainer:
         self._inputs: tuple[Path, ...] | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def go(self, inputs: tuple[Path, ...]) -> None:
@@ -85,19 +101,25 @@ class Trainer:
             self._send_inputs()
 
     def stop(self) -> None:
-        """End the process; nothing more is told."""
+        """End the process, if need be by force; nothing more is told. Returns at once."""
         with self._guard:
             self._stopped = True
             if self._process is not None:
                 self._process.terminate()
+        killer = threading.Timer(_GRACE_SECONDS, self._kill)
+        killer.daemon = True
+        killer.start()
 
     def join(self, timeout_seconds: float) -> None:
-        """Wait for the end after `stop`; what is still there then is killed."""
+        """Wait for the end after `stop`."""
         self._thread.join(timeout_seconds)
+        self._kill()
+        self._thread.join(timeout_seconds)
+
+    def _kill(self) -> None:
         with self._guard:
             if self._process is not None and self._process.poll() is None:
                 self._process.kill()
-        self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         last: Message
@@ -134,14 +156,17 @@ class Trainer:
                 self._write({"job": json.loads(canonical_json(self.job))})
                 self._send_inputs()
             last: Message | None = None
-            while line := events.readline(_MAX_LINE):
-                last = _read(line)
-                if isinstance(last, Progress):
-                    self._tell(last)
-            assert process.stdin is not None
-            with self._guard:
-                process.stdin.close()
-            code = process.wait()
+            try:
+                while line := events.readline(_MAX_LINE):
+                    last = _read(line)
+                    if isinstance(last, Progress) and not self._stopped:
+                        self._tell(last)
+            finally:
+                # Its command pipe closed, a trainer that still runs ends at once.
+                assert process.stdin is not None
+                with self._guard, contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+                code = process.wait()
         if isinstance(last, Finished | Failed):
             return last
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -162,23 +187,31 @@ class Trainer:
             logger.debug("the trainer is gone; its exit is reported by its reader")
 
 
-def run_job(job: Job, directory: Path) -> Outcome:
-    """Have a trainer do a job that needs no inputs, and wait for it."""
-    ended = threading.Event()
-    messages: list[Message] = []
+class OneJob:
+    """A trainer for a job that needs no inputs, and the way to wait for it."""
 
-    def tell(message: Message) -> None:
-        messages.append(message)
+    def __init__(self, job: Job, directory: Path) -> None:
+        self._ended = threading.Event()
+        self._last: Message | None = None
+        self._trainer = Trainer(job, directory, self._hear)
+
+    def run(self) -> Outcome:
+        """What the job came to; what went wrong is raised."""
+        self._trainer.start()
+        self._trainer.go(())
+        self._ended.wait()
+        if isinstance(self._last, Finished):
+            return self._last.outcome
+        raise self._last.error if isinstance(self._last, Failed) else InternalError("E-INTERNAL", "the node shuts down")
+
+    def stop(self) -> None:
+        self._trainer.stop()
+        self._ended.set()
+
+    def _hear(self, message: Message) -> None:
+        self._last = message
         if not isinstance(message, Progress):
-            ended.set()
-
-    Trainer(job, directory, tell).go(())
-    ended.wait()
-    last = messages[-1]
-    if isinstance(last, Failed):
-        raise last.error
-    assert isinstance(last, Finished)
-    return last.outcome
+            self._ended.set()
 
 
 def _read(line: bytes) -> Message:
@@ -194,6 +227,8 @@ def _read(line: bytes) -> Message:
 
 
 def _environment(job: Job) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
+    kept = {
+        name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith(_INHERITED_FAMILIES)
+    }
     # Fixed before torch is loaded: the last bits of the result depend on the number of threads.
     return kept | {"OMP_NUM_THREADS": str(job.recipe.training.threads), "PYTHONUNBUFFERED": "1"}

@@ -37,7 +37,7 @@ def narrate(event: Event) -> str | None:
 def _step(event: Event) -> str | None:
     state, result = event.data["state"], event.data.get("result", {})
     if state == StepState.DONE and "accuracy" in result:
-        return f"{event.step} done: accuracy {percent(result['accuracy'])} of {result['samples']} samples"
+        return f"{event.step} done: accuracy {percent(result['accuracy'])} of {result.get('samples')} samples"
     if state in (StepState.RUNNING, StepState.FAILED):
         return f"{event.step} {state}" + (f": {event.data['message']}" if event.data.get("message") else "")
     return None

@@ -95,6 +95,7 @@ class Slice:
         _expect(0 < len(self.steps) <= MAX_STEPS and len(own) == len(self.steps), "steps are missing or repeated")
         _expect(all(step.site == self.site for step in self.steps), "a step belongs to another site")
         for step in self.steps:
+            _expect(step.kind == StepKind.TRAIN or len(step.needs) == 1, f"{step.id} must have one input")
             _expect(
                 all(need in own or (need, step.id) in fed for need in step.needs),
                 f"{step.id} needs what neither a step nor an edge of the slice gives",

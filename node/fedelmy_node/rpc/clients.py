@@ -108,7 +108,8 @@ class PeerClient:
         """Bring a bundle to the neighbour: what it has not got yet, block by block; `moved` hears the bytes so far."""
         offer = parcel.offer
         with map_errors(self._name):
-            answer = self._transfer.Begin(convert.offer_to_pb(offer), timeout=self._stall_seconds)
+            # No deadline: the receiver may have to read what it has. A dead link is noticed by keep-alive.
+            answer = self._transfer.Begin(convert.offer_to_pb(offer))
             if answer.WhichOneof("answer") == "receipt":
                 receipt = convert.receipt_from_pb(answer.receipt)
             else:
@@ -181,6 +182,7 @@ def _requests(
         yield transfer_pb2.SendRequest(block=transfer_pb2.Block(index=index, data=data, sha256=digest))
         watchdog.progress()
         moved(min(offer.size, (index + 1) * offer.block_bytes))
+    watchdog.stop()  # what follows is the receiver's disk, which is no stall
 
 
 def _read_blocks(path: Path, offer: Offer, first: int) -> Iterator[tuple[int, bytes]]:

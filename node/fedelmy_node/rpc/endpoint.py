@@ -25,7 +25,7 @@ from fedelmy_node.rpc.services import (
 
 __all__ = ["Endpoint", "LocalEndpoint"]
 
-_BUDGETS: Final[Mapping[str, int]] = {"transfers": 8, "control": 8, "watchers": 16}
+_BUDGETS: Final[Mapping[str, int]] = {"transfers": 8, "control": 8, "preparations": 2, "watchers": 16}
 """Calls of each kind that may run at once; one kind cannot starve another."""
 _GRACE_SECONDS: Final = 2.0
 _SERVICES: Final = ("fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Transfer")
@@ -45,6 +45,10 @@ class Endpoint:
         self._server.start()
         for service in ("", *_SERVICES):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def not_serving(self) -> None:
+        """Tell whoever asks for health that this node is going down."""
+        self._health.enter_graceful_shutdown()
 
     def close(self) -> None:
         """Refuse new calls, give those under way a moment, and return when all have ended."""

@@ -230,6 +230,8 @@ def _handshake_errors(address: Address) -> Iterator[None]:
         raise _not_tls(address, message) from error
     except TimeoutError as error:
         raise _unreachable(address, "it takes connections but does not answer the handshake") from error
+    except OSError as error:
+        raise _unreachable(address, (error.strerror or str(error)).lower()) from error
 
 
 def _remaining(deadline: float) -> float:

@@ -36,8 +36,9 @@ __all__ = ["ControlHandler", "PeerHandler", "TransferHandler", "AdminHandler", "
 RULES: Mapping[str, Rule] = {
     **{
         f"/fedelmy.v1.Control/{method}": Rule(roles=("operator",), budget="control")
-        for method in ("Describe", "Prepare", "Start", "Cancel", "Report")
+        for method in ("Describe", "Start", "Cancel", "Report")
     },
+    "/fedelmy.v1.Control/Prepare": Rule(roles=("operator",), budget="preparations"),
     "/fedelmy.v1.Control/Watch": Rule(roles=("operator",), budget="watchers"),
     **{
         f"/fedelmy.v1.Peer/{method}": Rule(roles=("site",), budget="control")

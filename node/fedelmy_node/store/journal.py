@@ -62,6 +62,8 @@ class Journal:
         self._lock = threading.RLock()
         self._grown = threading.Condition(self._lock)
         self._closed = False
+        self._prepared: dict[RunId, Prepared] = {}
+        self._changes: list[Event] = []
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.row_factory = sqlite3.Row
@@ -84,9 +86,15 @@ class Journal:
     # --- runs -------------------------------------------------------------------------------------------
 
     def add_run(self, prepared: Prepared) -> None:
-        """A plan was accepted: the run, its steps and its edges now exist, and none has begun."""
+        """A plan was accepted: the run, its steps and its edges now exist, and none has begun.
+
+        A run that is there already, unchanged, is left as it is.
+        """
         plan = prepared.slice
         with self._change():
+            if self._prepared.get(plan.run) is prepared:
+                return
+            self._prepared.pop(plan.run, None)
             self._db.execute("DELETE FROM steps WHERE run = ?", (plan.run,))
             self._db.execute("DELETE FROM edges WHERE run = ?", (plan.run,))
             self._db.execute(
@@ -119,13 +127,20 @@ class Journal:
             edges = self._db.execute("SELECT * FROM edges WHERE run = ?", (run,)).fetchall()
         return RunRecord(
             state=RunState(row["state"]),
-            prepared=Prepared.from_row(row),
+            prepared=self._decoded(row),
             code=row["code"],
             message=row["message"],
             changed_at=row["changed_at"],
             steps={StepId(step["step"]): StepRecord.from_row(step) for step in steps},
             edges={EdgeId(edge["edge"]): EdgeRecord.from_row(edge) for edge in edges},
         )
+
+    def _decoded(self, row: sqlite3.Row) -> Prepared:
+        """What was prepared never changes, and plans are long: each is decoded once."""
+        run = RunId(row["run"])
+        if run not in self._prepared:
+            self._prepared[run] = Prepared.from_row(row)
+        return self._prepared[run]
 
     def find_run(self, run: RunId) -> RunRecord | None:
         try:
@@ -182,22 +197,22 @@ class Journal:
             data = {"state": StepState.DONE, **_present(sha256=sha256, bytes=size), "result": dict(result)}
             self._event(run, step, EventKind.STEP, data)
 
-    def set_edge(self, run: RunId, edge: EdgeId, state: EdgeState, *, sha256: str = "", size: int = 0) -> None:
-        """An edge changed its state; being done has an event of its own (`receive`, `sent`)."""
+    def move_edge(self, run: RunId, edge: EdgeId) -> None:
+        """Blocks are on their way; an edge that is done stays done."""
         with self._change():
             self._db.execute(
-                "UPDATE edges SET state = ?, sha256 = ?, bytes = ? WHERE run = ? AND edge = ?",
-                (state.value, sha256, size, run, edge),
+                "UPDATE edges SET state = 'moving' WHERE run = ? AND edge = ? AND state <> 'done'", (run, edge)
             )
 
     def finish_edge(self, run: RunId, step: StepId, edge: EdgeId, kind: EventKind, data: Mapping[str, Any]) -> None:
-        """A bundle crossed an edge: `data` has its sha256 and bytes; the event is SENT or RECEIVED."""
+        """A bundle crossed an edge: `data` has its sha256 and bytes. The first one wins; a second changes nothing."""
         with self._change():
-            self._db.execute(
-                "UPDATE edges SET state = ?, sha256 = ?, bytes = ? WHERE run = ? AND edge = ?",
+            done = self._db.execute(
+                "UPDATE edges SET state = ?, sha256 = ?, bytes = ? WHERE run = ? AND edge = ? AND state <> 'done'",
                 (EdgeState.DONE.value, data["sha256"], data["bytes"], run, edge),
             )
-            self._event(run, step, kind, {"edge": edge, **data})
+            if done.rowcount:
+                self._event(run, step, kind, {"edge": edge, **data})
 
     # --- events -----------------------------------------------------------------------------------------
 
@@ -235,7 +250,8 @@ class Journal:
         with self._lock:
             while not (stream.closed or self._closed):
                 # The state is read first: events of a final state are committed with it.
-                is_final = self.run(stream.run).state.is_final
+                row = self._db.execute("SELECT state FROM runs WHERE run = ?", (stream.run,)).fetchone()
+                is_final = RunState(row["state"]).is_final
                 found = self.events(stream.run, stream.after)
                 if found or is_final:
                     return found
@@ -251,17 +267,21 @@ class Journal:
     @contextmanager
     def _change(self) -> Iterator[None]:
         with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._changes: list[Event] = []
+            self._changes = []
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
+                self._db.execute("COMMIT")
+            except BaseException as error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise _cannot_commit(error) from error
                 raise
-            self._db.execute("COMMIT")
             self._grown.notify_all()
-            for event in self._changes:
-                _log(event)
+            told, self._changes = self._changes, []
+        for event in told:
+            _log(event)
 
     def _event(self, run: RunId, step: StepId | None, kind: EventKind, data: Mapping[str, Any]) -> None:
         now, text = time.time(), canonical_json(data)
@@ -300,6 +320,11 @@ class EventStream:
     def close(self) -> None:
         self.closed = True
         self._journal._wake()
+
+
+def _cannot_commit(error: sqlite3.Error) -> StoreError:
+    full = "full" in str(error)
+    return StoreError("E-STORE-DISK" if full else "E-STORE-DAMAGED", f"the journal cannot be written: {error}")
 
 
 def _log(event: Event) -> None:

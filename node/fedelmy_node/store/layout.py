@@ -108,6 +108,12 @@ class StateLock:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
+    @staticmethod
+    def refuse_if_held(layout: Layout) -> None:
+        """Raise what making a lock would raise, but leave no file where there was none."""
+        if (layout.root / "lock").exists():
+            StateLock(layout).release()
+
     def release(self) -> None:
         os.close(self._descriptor)
 

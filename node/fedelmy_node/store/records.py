@@ -115,6 +115,16 @@ class RunRecord:
     def slice(self) -> Slice:
         return self.prepared.slice
 
+    @property
+    def has_received(self) -> bool:
+        """Whether any bundle came in: then the run has begun somewhere."""
+        return any(self.edges[edge.id].state == EdgeState.DONE for edge in self.slice.edges_in)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was done here that a new preparation would undo."""
+        return self.has_received or any(step.started_at > 0 for step in self.steps.values())
+
     def has_inputs(self, step: Step) -> bool:
         """Whether everything that `step` needs is at this site."""
         for need in step.needs:

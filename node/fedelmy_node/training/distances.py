@@ -144,7 +144,7 @@ class _SquaredL2(_Rows):
         self._mean_square = torch.stack([self._square_of(point) for point in points]).mean()
 
     def _evaluate(self, ru: Tensor, uu: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-        d1, d2 = uu - 2 * ru[0] + self._mean_square, uu
+        d1, d2 = (uu - 2 * ru[0] + self._mean_square).clamp_min(0), uu
         weight1, weight2 = self._scaled_weights(d1, d2, loss)
         return torch.stack([d1, d2]), 2 * torch.stack([-weight1, weight1 + weight2])
 

@@ -16,6 +16,7 @@ from torch import nn
 from fedelmy_node.config.decode import canonical_json, decode
 from fedelmy_node.domain.federation import Recipe
 from fedelmy_node.domain.reports import ResultModel
+from fedelmy_node.durable import replacing
 from fedelmy_node.errors import DataError
 from fedelmy_node.training.batches import eval_batches, normalised
 from fedelmy_node.training.bundle import read_bundle
@@ -45,7 +46,8 @@ def export_model(found: ResultModel, out: Path) -> None:
     state = read_bundle(Path(found.path))[MODEL_GROUP]
     description = {"model": recipe.model.name, "task": recipe.task, "run": found.run, "bundle_sha256": found.sha256}
     tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}
-    safetensors.torch.save_file(tensors, out, metadata={"fedelmy": canonical_json(description).decode()})
+    with replacing(out, mode=0o644) as partial:
+        safetensors.torch.save_file(tensors, partial, metadata={"fedelmy": canonical_json(description).decode()})
 
 
 def evaluate_model(found: ResultModel, data: str | None) -> Mapping[str, Any]:

@@ -1,0 +1,98 @@
+"""One thread that does what is posted to it, one thing after the other.
+
+It is crash-only: an action that raises something unexpected ends the loop and is reported once, because
+what the daemon holds in memory can no longer be trusted. The journal can; a restart goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from fedelmy_node.errors import InternalError
+
+__all__ = ["Loop"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Loop:
+    """`post` and `ask` may be called from any thread; what they are given runs on the loop's own."""
+
+    def __init__(
+        self, alarm: Callable[[], float | None], ring: Callable[[], None], faulted: Callable[[], None]
+    ) -> None:
+        """`alarm` says in how many seconds to `ring` if nothing else happens; `faulted` hears of the one fault."""
+        self._alarm = alarm
+        self._ring = ring
+        self._faulted = faulted
+        self._posted: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()
+        self._asked: set[Future[Any]] = set()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+
+    def open(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End after what was posted before; later posts are dropped."""
+        self._posted.put(None)
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._ended
+
+    def post(self, action: Callable[[], None]) -> None:
+        self._posted.put(action)
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """The answer, or what the question raises; E-INTERNAL if the loop ends before it is asked."""
+        answer: Future[T] = Future()
+
+        def answering() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:  # noqa: BLE001 - belongs to whoever asked
+                answer.set_exception(error)
+
+        with self._guard:
+            if self._ended:
+                raise _gone()
+            self._asked.add(answer)
+        self._posted.put(answering)
+        try:
+            return answer.result()
+        finally:
+            with self._guard:
+                self._asked.discard(answer)
+
+    def _run(self) -> None:
+        try:
+            while (action := self._next()) is not None:
+                action()
+        except Exception:
+            logger.exception("the executor met a fault; the node ends and goes on from its journal when restarted")
+            self._faulted()
+        finally:
+            with self._guard:
+                self._ended = True
+                for answer in self._asked:
+                    if not answer.done():
+                        answer.set_exception(_gone())
+
+    def _next(self) -> Callable[[], None] | None:
+        try:
+            return self._posted.get(timeout=self._alarm())
+        except queue.Empty:
+            return self._ring
+
+
+def _gone() -> InternalError:
+    return InternalError("E-INTERNAL", "the node is shutting down")

@@ -1,0 +1,81 @@
+"""The executor's loop: one thing after the other, and a fault ends it without leaving anybody waiting."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from fedelmy_node.daemon.loop import Loop
+from fedelmy_node.errors import InternalError, RunError
+
+
+def make(alarm: float | None = None, ring: threading.Event | None = None) -> tuple[Loop, threading.Event]:
+    faulted = threading.Event()
+    rung = ring or threading.Event()
+    pending = [alarm]
+    loop = Loop(lambda: pending.pop() if pending else None, rung.set, faulted.set)
+    loop.open()
+    return loop, faulted
+
+
+def test_in_order_on_one_thread() -> None:
+    loop, _ = make()
+    done: list[tuple[int, str]] = []
+    for number in range(50):
+        loop.post(lambda number=number: done.append((number, threading.current_thread().name)))  # type: ignore[misc]
+    assert loop.ask(lambda: len(done)) == 50
+    assert done == [(number, "executor") for number in range(50)]
+    loop.close()
+
+
+def test_what_a_question_raises_belongs_to_who_asked() -> None:
+    loop, faulted = make()
+
+    def question() -> None:
+        raise RunError("E-RUN-UNKNOWN", "no such run")
+
+    with pytest.raises(RunError):
+        loop.ask(question)
+    assert loop.is_alive and not faulted.is_set()
+    loop.close()
+
+
+def test_a_fault_ends_the_loop_and_nobody_waits_for_ever() -> None:
+    loop, faulted = make()
+    begun, go = threading.Event(), threading.Event()
+
+    def fault() -> None:
+        begun.set()
+        go.wait(10)
+        raise ValueError("a bug")
+
+    loop.post(fault)
+    begun.wait(10)
+    waiting = threading.Thread(target=lambda: answers.append(attempt(loop)))
+    answers: list[str] = []
+    waiting.start()
+    while not loop._asked:
+        pass
+    go.set()
+    waiting.join(10)
+    assert answers == ["E-INTERNAL"]
+    assert faulted.wait(10) and not loop.is_alive
+    with pytest.raises(InternalError):
+        loop.ask(lambda: 1)
+    loop.close()
+
+
+def attempt(loop: Loop) -> str:
+    try:
+        loop.ask(lambda: 1)
+    except InternalError as error:
+        return error.code
+    return "answered"
+
+
+def test_the_alarm_rings() -> None:
+    ring = threading.Event()
+    loop, _ = make(alarm=0.01, ring=ring)
+    assert ring.wait(10)
+    loop.close()
