@@ -3,7 +3,6 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PROTOS := $(wildcard proto/fedelmy_proto/v1/*.proto)
 
 .PHONY: demo test check proto bench e2e clean help
 
@@ -21,11 +20,14 @@ $(VENV)/.installed: pyproject.toml
 demo: $(VENV)/.installed  ## four real sites on this machine train one model
 	$(BIN)/fedelmy-launch demo
 
-test: $(VENV)/.installed  ## unit, integration and short end-to-end tests
-	$(BIN)/python -m pytest tests
+# One module per worker: the end-to-end tests of a module share their daemons.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+test: $(VENV)/.installed  ## unit, integration and end-to-end tests
+	$(PYTEST) tests
 
 e2e: $(VENV)/.installed  ## only the tests that start real daemons
-	$(BIN)/python -m pytest tests/e2e
+	$(PYTEST) tests/e2e
 
 check: $(VENV)/.installed  ## style, types, and that the generated code is up to date
 	$(BIN)/ruff check .

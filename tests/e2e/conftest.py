@@ -1,13 +1,16 @@
-"""Fixtures for end-to-end tests, and the promise that no child process outlives its test."""
+"""Fixtures for end-to-end tests, and the promise that no process of ours outlives its test module."""
 
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from testbed import Bed
+
+GRACE_MS = 10_000
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +26,28 @@ def make_bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     yield make
     for bed in beds:
         bed.close()
+    assert [process for bed in beds for process in left_over(bed.root)] == []
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_child_outlives_its_module() -> Iterator[None]:
-    yield
-    # make_bed has been closed by now only if it was set up after this fixture; daemons of ours have our user's
-    # trainers as children, so a trainer left behind is found by its command line.
-    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _is_orphan_trainer(path)]
-    assert left == []
+def left_over(root: Path) -> list[str]:
+    """Processes that still work in a bed's directory, a moment after its daemons have ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            inside = Path(os.readlink(process / "cwd")).is_relative_to(root)
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if inside and not ends_soon(int(process.name)):
+                found.append(command)
+        except OSError:
+            continue  # it has ended meanwhile, or is not ours
+    return found
 
 
-def _is_orphan_trainer(path: Path) -> bool:
+def ends_soon(process: int) -> bool:
+    descriptor = os.pidfd_open(process)
     try:
-        command = path.read_bytes()
-        parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError):
-        return False
-    return b"fedelmy_node.training.trainer" in command and parent in (1, os.getpid())
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(GRACE_MS))
+    finally:
+        os.close(descriptor)

@@ -79,22 +79,18 @@ def test_a_killed_daemon_goes_on_after_its_restart(bed: Bed, undisturbed: str) -
     assert any("does not answer" in json.loads(line).get("note", "") for line in out.splitlines())
 
 
-def test_a_killed_launcher_changes_nothing_and_can_follow_again(bed: Bed, undisturbed: str) -> None:
+def test_a_launcher_may_die_or_detach_and_follow_again(bed: Bed, undisturbed: str) -> None:
     with launched(bed, "alone") as launcher:
         wait_for(launcher.stdout, "north", "epoch")
         launcher.send_signal(signal.SIGKILL)
-    result = bed.launch("run", "--json", "--run", "alone").ok().json
-    assert (result["state"], result["bundle_sha256"]) == ("done", undisturbed)
-
-
-def test_ctrl_c_detaches_and_says_how_to_follow_again(bed: Bed) -> None:
-    with launched(bed, "detached") as launcher:
+    with launched(bed, "alone") as launcher:
         wait_for(launcher.stdout, "north", "epoch")
         launcher.send_signal(signal.SIGINT)
         _, err = launcher.communicate(timeout=30)
         assert launcher.returncode == 130
-        assert "--run detached" in err and "Traceback" not in err
-    bed.launch("run", "--run", "detached").ok()
+        assert "fedelmy-launch run --json --run alone" in err and "Traceback" not in err
+    result = bed.launch("run", "--json", "--run", "alone").ok().json
+    assert (result["state"], result["bundle_sha256"]) == ("done", undisturbed)
 
 
 def test_a_failed_step_is_tried_again_once_its_cause_is_gone(bed: Bed, undisturbed: str) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -21,6 +22,7 @@ __all__ = ["make_server", "make_local_server", "open_local_channel"]
 
 _SOCKET_PATH_BYTES: Final = 100
 """Linux takes 107, other systems 103; the rest is for names that grpc may add."""
+_DESCRIPTORS: Final = Path("/proc/self/fd")
 _LOCAL_WORKERS: Final = 4
 _ANSWER_SECONDS: Final = 5.0
 
@@ -53,8 +55,8 @@ def make_server(
 
 def make_local_server(socket_path: Path, *, interceptors: Sequence[grpc.ServerInterceptor]) -> grpc.Server:
     """A server on a Unix socket that only this user can open; bound, not started."""
-    target = _local_target(socket_path)
     socket_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target = _local_target(socket_path)
     _remove_stale(socket_path)
     server = _server(interceptors, _LOCAL_WORKERS)
     # The umask counts for the whole process; what another thread makes meanwhile is only more private.
@@ -120,10 +122,26 @@ def _bind_failure(listen: Address) -> str:
 
 
 def _local_target(socket_path: Path) -> str:
+    return f"unix:{quote(_short(socket_path))}"  # a URI: spaces and such would not get through
+
+
+@cache
+def _short(socket_path: Path) -> str:
+    """A name of the socket that the system takes, however deep its directory is.
+
+    Where the path is too long, the directory is opened once and named by its descriptor, which stays open for
+    as long as this process lives.
+    """
     path = socket_path.absolute()
-    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+    if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
+        return str(path)
+    if not _DESCRIPTORS.is_dir():
         raise StoreError("E-STORE-PATH", f"{path} is too long for a Unix socket ({_SOCKET_PATH_BYTES} bytes)")
-    return f"unix:{quote(os.fsencode(path))}"  # a URI: spaces and such would not get through
+    try:
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError("E-STORE-DAEMON", f"no daemon answers on {path}") from error
+    return str(_DESCRIPTORS / str(descriptor) / path.name)
 
 
 def _remove_stale(socket_path: Path) -> None:
@@ -141,7 +159,7 @@ def _somebody_listens(socket_path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_ANSWER_SECONDS)
         try:
-            probe.connect(str(socket_path))
+            probe.connect(_short(socket_path))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         except PermissionError as error:
