@@ -34,7 +34,7 @@ def left_over(root: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            inside = Path(os.readlink(process / "cwd")).is_relative_to(root)
+            inside = (process / "cwd").readlink().is_relative_to(root)
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             if inside and not ends_soon(int(process.name)):
                 found.append(command)
