@@ -6,6 +6,7 @@ import sys
 from types import TracebackType
 from typing import Protocol, Self
 
+import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -80,12 +81,12 @@ class _PlainLines:
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        print(text, flush=True)  # noqa: T201 - this is the screen
+        click.echo(text)
 
     def event(self, event: Event) -> None:
         line = narrate(event)
         if line:
-            print(f"{event.site:<12} {line}", flush=True)  # noqa: T201 - this is the screen
+            click.echo(f"{event.site:<12} {line}")
 
 
 class _JsonLines:

@@ -72,14 +72,6 @@ def test_bare_statuses_have_codes(status: str, code: str) -> None:
     assert "\x1b" not in str(raised.value)
 
 
-def test_a_transfer_that_misses_its_deadline_is_stalled() -> None:
-    with (
-        pytest.raises(FedelmyError, match="E-TRANSFER-STALLED"),
-        map_errors("s", deadline_code="E-TRANSFER-STALLED"),
-    ):
-        raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
 def test_an_unknown_code_of_a_newer_peer_is_shown() -> None:
     problem = encode_problem(Problem(code="E-NEWER-THING", message="what", hint="do"))
     with pytest.raises(FedelmyError, match=r"E-INTERNAL: E-NEWER-THING: south: what"), map_errors("south"):

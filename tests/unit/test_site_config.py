@@ -59,7 +59,7 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
         ('[site]\nlistn = "x"', "E-CONFIG-KEY", "listen"),
         ('[dat]\nsource = "digits"', "E-CONFIG-KEY", "data"),
         ('[site]\npeers = ["nowhere"]', "E-PEER-ADDRESS", "nowhere"),
-        ('[site]\ndevice = "gpu"', "E-CONFIG-VALUE", "cuda"),
+        ('[site]\ndevice = "gpu"', "E-CONFIG-DEVICE", "cuda"),
         ("[site]\nstall_seconds = 0", "E-CONFIG-VALUE", "stall_seconds"),
         ("[site", "E-CONFIG-SYNTAX", "site.toml"),
     ],

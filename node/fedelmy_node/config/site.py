@@ -108,7 +108,7 @@ class SiteConfig:
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
             hint = "Use auto, cpu, cuda or cuda:N."
-            raise ConfigError("E-CONFIG-VALUE", f"{self.device!r} is not a device", hint=hint)
+            raise ConfigError("E-CONFIG-DEVICE", f"{self.device!r} is not a device", hint=hint)
 
 
 def load_site_config(given: Given) -> SiteConfig:

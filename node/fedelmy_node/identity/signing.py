@@ -28,7 +28,6 @@ class Purpose(StrEnum):
 
     PLAN = "plan"
     CANCEL = "cancel"
-    SKIP = "skip"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,7 +40,7 @@ def read_object(data: bytes) -> dict[str, Any]:
     """A JSON object from the other end."""
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PeerError("E-PEER-PROTOCOL", "the answer holds a text that is not JSON") from error
     if not isinstance(value, dict):
         raise PeerError("E-PEER-PROTOCOL", "the answer holds JSON that is not an object")

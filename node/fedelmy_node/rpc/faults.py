@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal, NoReturn
+from typing import Final, NoReturn
 
 import grpc
 
@@ -21,7 +21,6 @@ from fedelmy_node.errors import (
     ConfigError,
     FedelmyError,
     PeerError,
-    TransferError,
     error_from_code,
 )
 
@@ -30,8 +29,6 @@ __all__ = ["Problem", "PROBLEM_KEY", "encode_problem", "decode_problem", "abort"
 PROBLEM_KEY: Final = "fedelmy-problem-bin"
 _LIMIT_BYTES: Final = 2048
 """Well below the 8 KiB that gRPC allows for all metadata, after base64, too."""
-
-DeadlineCode = Literal["E-PEER-UNREACHABLE", "E-TRANSFER-STALLED"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,15 +70,15 @@ def abort(context: grpc.ServicerContext, error: FedelmyError) -> NoReturn:
 
 
 @contextmanager
-def map_errors(peer: str, *, deadline_code: DeadlineCode = "E-PEER-UNREACHABLE") -> Iterator[None]:
+def map_errors(peer: str) -> Iterator[None]:
     """Turn what grpc raises inside into errors of ours that name `peer`."""
     try:
         yield
     except grpc.RpcError as error:
-        raise _translate(error, peer, deadline_code) from error
+        raise _translate(error, peer) from error
 
 
-def _translate(error: grpc.RpcError, peer: str, deadline_code: DeadlineCode) -> FedelmyError:
+def _translate(error: grpc.RpcError, peer: str) -> FedelmyError:
     for metadatum in error.trailing_metadata() or ():
         problem = decode_problem(metadatum.value) if metadatum.key == PROBLEM_KEY else None
         if problem is not None:
@@ -91,10 +88,7 @@ def _translate(error: grpc.RpcError, peer: str, deadline_code: DeadlineCode) -> 
         # A server that stops cancels the calls it has; both mean that the other end is not there any more.
         return PeerError("E-PEER-UNREACHABLE", f"{peer}: the connection failed: {details}")
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        message = f"{peer}: no answer in time"
-        if deadline_code == "E-TRANSFER-STALLED":
-            return TransferError(deadline_code, message)
-        return PeerError(deadline_code, message)
+        return PeerError("E-PEER-UNREACHABLE", f"{peer}: no answer in time")
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return PeerError("E-PEER-CONTRACT", f"{peer} does not know what it was asked: {details}")
     return PeerError("E-PEER-PROTOCOL", f"{peer}: unexpected answer {status.name}: {details}")

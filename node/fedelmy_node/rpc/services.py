@@ -7,7 +7,7 @@ and the translation of errors happen before and around these methods, in `guard`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from grpc import Server
 from grpc import ServicerContext as Context
@@ -19,7 +19,7 @@ from fedelmy_node.domain.reports import Health, NodeDescription, ResultModel, Ru
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import TransferError
 from fedelmy_node.rpc import convert
-from fedelmy_node.rpc.guard import Rule, caller
+from fedelmy_node.rpc.guard import Rule, caller, recheck
 from fedelmy_proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -33,6 +33,8 @@ from fedelmy_proto.v1 import (
 
 __all__ = ["ControlHandler", "PeerHandler", "TransferHandler", "AdminHandler", "RULES", "add_network", "add_local"]
 
+_BLOCKS_PER_CHECK: Final = 256
+"""How many blocks of a transfer may pass before its sender's certificate is looked at again."""
 RULES: Mapping[str, Rule] = {
     **{
         f"/fedelmy.v1.Control/{method}": Rule(roles=("operator",), budget="control")
@@ -113,7 +115,9 @@ class _Control(control_pb2_grpc.ControlServicer):
     def Watch(self, request: control_pb2.WatchRequest, context: Context) -> Iterator[control_pb2.Event]:
         stream = self._handler.watch(RunId(request.run), request.after)
         if context.add_callback(stream.close):
-            yield from map(convert.event_to_pb, stream)
+            for event in stream:
+                recheck(context)  # a run may outlast the certificate of whoever watches it
+                yield convert.event_to_pb(event)
 
     def Cancel(self, request: control_pb2.CancelRequest, context: Context) -> control_pb2.CancelReply:
         return control_pb2.CancelReply(state=self._handler.cancel(convert.signed_from_pb(request.cancel)))
@@ -166,13 +170,15 @@ class _Transfer(transfer_pb2_grpc.TransferServicer):
             EdgeId(header.edge),
             header.sha256.hex(),
             header.first_block,
-            _blocks(request_iterator),
+            _blocks(request_iterator, context),
         )
         return convert.receipt_to_pb(receipt)
 
 
-def _blocks(requests: Iterator[transfer_pb2.SendRequest]) -> Iterator[Block]:
-    for request in requests:
+def _blocks(requests: Iterator[transfer_pb2.SendRequest], context: Context) -> Iterator[Block]:
+    for count, request in enumerate(requests):
+        if count % _BLOCKS_PER_CHECK == 0:
+            recheck(context)
         if request.WhichOneof("part") != "block":
             raise TransferError("E-TRANSFER-SEQUENCE", "a stream has one header, then blocks")
         yield Block(index=request.block.index, data=request.block.data, sha256=request.block.sha256)

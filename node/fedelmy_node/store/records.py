@@ -141,7 +141,7 @@ def read_slice(payload: bytes) -> Slice:
     """The slice in a signed payload; a plan of another contract is refused by name, before its content is looked at."""
     try:
         raw = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError("E-RUN-PLAN", "the plan is not JSON") from error
     if not isinstance(raw, dict):
         raise RunError("E-RUN-PLAN", "the plan is not a JSON object")
