@@ -54,7 +54,6 @@ def measure(model: FlatModel, distance: Distance, size: int, repeats: int) -> di
     shapes = [parameter.shape for parameter in model.module.parameters()]
     parameters = [part.clone().requires_grad_() for part in split(model.theta, shapes)]
     members = [split(vector, shapes) for vector in pool]
-    repeats = max(2, repeats // size)
     autograd = milliseconds(lambda: by_autograd(parameters, members, terms, loss), repeats)
     reference = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
     return {
