@@ -33,13 +33,15 @@ status, so an error of a site reaches the operator with its own code.
 
 """
 _OTHER_EXITS = (
+    (1, "a question was not confirmed: nothing was done; `fedelmy-node health`: the daemon answers, but is not well"),
     (errors.EXIT_SUBSET, "a run finished, but on a subset of its sites; reserved: no policy skips sites yet"),
-    (errors.EXIT_DETACHED, "Ctrl-C: the launcher went away; a run that had started goes on"),
+    (errors.EXIT_DETACHED, "Ctrl-C: the command went away; a run that had started goes on"),
 )
 _FOOT = """\
 
-Two more, for completeness: `fedelmy-node health` ends with 1 if the daemon answers but is not well, and a command whose
-output nobody reads any more ends with 141. A wrong option or argument ends with 2, without a code.
+A node that meets a fault ends with 70, too, and goes on with its runs after a restart. A second signal to a node that
+is shutting down ends it at once, with 130 (Ctrl-C) or 143 (SIGTERM). A command whose output nobody reads any more ends
+with 141. A wrong option or argument ends with 2, without a code.
 """
 
 

@@ -140,11 +140,11 @@ class Sites:
 
 def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
     """Prepare everywhere; if all agree, start the steps without inputs. One refusal, and nothing starts."""
-    nodes, unreachable = sites.describe()
+    _, unreachable = sites.describe()
     if unreachable:
         raise refused(unreachable)
-    over = (RunState.CANCELLED, RunState.EXPIRED)
-    is_new = all(run.run != plan.run or run.state in over for node in nodes.values() for run in node.runs)
+    known, _ = sites.reports(plan.run)
+    is_new = all(report.state in (RunState.CANCELLED, RunState.EXPIRED) for report in known.values())
     reports, refusals = sites.prepare(plan, check_only=False)
     if refusals:
         if is_new:  # a run that exists is never ended by an attempt to follow it

@@ -79,3 +79,15 @@ def test_the_alarm_rings() -> None:
     loop, _ = make(alarm=0.01, ring=ring)
     assert ring.wait(10)
     loop.close()
+
+
+def test_a_question_that_met_a_fault_ends_the_loop_too() -> None:
+    loop, faulted = make()
+
+    def question() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop.ask(question)
+    assert faulted.wait(10)
+    loop.close()

@@ -28,7 +28,7 @@ __all__ = ["cancel"]
 def cancel(federation: Path, run_name: str | None, reason: str, identity: Path, insecure: bool, as_json: bool) -> int:
     """End a run at every site of FEDERATION; what was trained stays on the sites' disks.
 
-    Sites that cannot be reached are told by their neighbours.
+    A site that cannot be reached is told by its neighbours, as far as they can reach it.
 
     \b
     Examples:

@@ -43,7 +43,7 @@ class _SiteTable:
     stall_seconds: float = 60.0
     """A transfer that moves nothing for so long is broken off and begun again."""
     prepare_hours: float = 24.0
-    """A plan that was accepted but not started is forgotten after so long."""
+    """A plan that was accepted but not started expires after so long."""
 
     def __post_init__(self) -> None:
         if self.stall_seconds <= 0 or self.prepare_hours <= 0:

@@ -39,7 +39,7 @@ __all__ = ["Executor"]
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 3
-"""A trainer that dies without a reason is started again this often."""
+"""A trainer that dies without a reason is tried this often in all."""
 _NEAR_SECONDS: Final = 30.0
 """A neighbour whose input comes within this time is told, and starts its trainer."""
 _GRACE_SECONDS: Final = 10.0
@@ -117,7 +117,7 @@ class Executor:
             if record.state == RunState.RUNNING:
                 logger.info("goes on after a restart", extra={"run": summary.run})
                 self._go_on(record)
-            elif record.state == RunState.PREPARED and record.has_received:
+            elif record.state in (RunState.PREPARED, RunState.EXPIRED) and record.has_received:
                 self._go_on(record)  # the last daemon died between its receipt and its first step
 
     def _go_on(self, record: RunRecord) -> None:

@@ -1,6 +1,6 @@
 """The receiving end of an edge: check the offer, take the blocks, verify, sync, journal, then acknowledge.
 
-A bundle arrives in `EDGE.part` beside its final name. What was verified stays there when a stream breaks
+A bundle arrives in `EDGE.DIGEST.part` beside its final name. What was verified stays there when a stream breaks
 or the node is restarted, and the next Begin answers from which block to go on.
 """
 
@@ -47,17 +47,17 @@ class Inbox:
 
     def begin(self, sender: SiteName, offer: Offer) -> int | Receipt:
         """From which block to send, or the receipt if the bundle is here already."""
-        record = self._journal.find_run(offer.run)
-        if record is None:
-            raise RunError("E-RUN-UNKNOWN", f"this site has not accepted a run {offer.run!r}")
-        edge = _edge(record, offer.edge, sender)
-        have = record.edges[edge.id]
-        if have.state == EdgeState.DONE:
-            if have.sha256 != offer.sha256:
-                raise TransferError("E-TRANSFER-CONFLICT", f"another bundle was received on {edge.id} before")
-            return Receipt(edge=edge.id, sha256=have.sha256, size=have.size)
-        self._check(record, offer)
-        with self._lock_of(offer.run, edge.id):
+        with self._lock_of(offer.run, offer.edge):
+            record = self._journal.find_run(offer.run)
+            if record is None:
+                raise RunError("E-RUN-UNKNOWN", f"this site has not accepted a run {offer.run!r}")
+            edge = _edge(record, offer.edge, sender)
+            have = record.edges[edge.id]
+            if have.state == EdgeState.DONE:
+                if have.sha256 != offer.sha256:
+                    raise TransferError("E-TRANSFER-CONFLICT", f"another bundle was received on {edge.id} before")
+                return Receipt(edge=edge.id, sha256=have.sha256, size=have.size)
+            self._check(record, offer)
             arrival = self._take_over(edge, offer)
         self._journal.move_edge(offer.run, edge.id)
         return arrival.next_block

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from fedelmy_node.errors import InternalError
+from fedelmy_node.errors import FedelmyError, InternalError, StoreError
 
 __all__ = ["Loop"]
 
@@ -53,14 +53,19 @@ class Loop:
         self._posted.put(action)
 
     def ask(self, question: Callable[[], T]) -> T:
-        """The answer, or what the question raises; E-INTERNAL if the loop ends before it is asked."""
+        """The answer, or the error of ours that the question raises; E-INTERNAL if the loop ends before it is asked."""
         answer: Future[T] = Future()
 
         def answering() -> None:
             try:
                 answer.set_result(question())
-            except Exception as error:  # noqa: BLE001 - belongs to whoever asked
+            except FedelmyError as error:
                 answer.set_exception(error)
+                if isinstance(error, StoreError):
+                    raise  # half of it may be done, and the journal does not know
+            except BaseException as error:
+                answer.set_exception(error)
+                raise
 
         with self._guard:
             if self._ended:

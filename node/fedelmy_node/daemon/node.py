@@ -1,7 +1,7 @@
 """The node of a site: assembled, served, and shut down here; also what its services answer.
 
-Life cycle: `Node(config)` checks and locks without listening; `serve()` returns when `stop()` was called and
-everything has ended. `stop()` may be called twice, from any thread or signal handler.
+Life cycle: `Node(config)` checks, binds and locks, but does not answer yet; `serve()` returns when `stop()` was
+called and everything has ended. `stop()` may be called twice, from any thread or signal handler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a node reports while it works: the one source of progress, status and report."""
+"""What a node reports while it works: the one source of live progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RunState(StrEnum):
     DONE = "done"
     """Every step of this site is done and every output was received."""
     FAILED = "failed"
-    """A step of this site failed; see its error."""
+    """A step of this site failed, or a hand-over was refused; see the error."""
     CANCELLED = "cancelled"
     """The operator ended it."""
     EXPIRED = "expired"
@@ -50,7 +50,7 @@ class EventKind(StrEnum):
     """The kinds of events; beside each, the keys of its data."""
 
     RUN = "run"
-    """state: RunState; reason?: text; code?: error code."""
+    """state: RunState; message?: why; code?: of the error."""
     STEP = "step"
     """state: StepState; code?, message?: of the error; result?: what the step reports (counts and metrics)."""
     READY = "ready"

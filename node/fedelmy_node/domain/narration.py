@@ -25,6 +25,8 @@ def narrate(event: Event) -> str | None:
             text = f"pool member {data['member']}/{data['members']} done, epoch {data['epoch']} kept{accuracy}"
         case EventKind.SENT:
             text = f"sent {bytes_text(data['bytes'])} to {data['peer']} in {data['seconds']:.2f} s"
+        case EventKind.RECEIVED:
+            text = f"received {bytes_text(data['bytes'])} from {data['peer']}"
         case EventKind.RETRY:
             text = f"hand-over to {data['peer']} failed ({data['message']}), next try in {data['wait_seconds']} s"
         case EventKind.WARNING:

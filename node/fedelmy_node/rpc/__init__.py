@@ -6,6 +6,9 @@
     serve       the one place that makes servers
     guard       who may call what: one interceptor on every server
     faults      errors across the wire
+    convert     domain objects to messages and back
+    services    what a node answers; endpoint puts it on the network and on the Unix socket
+    clients     what one process asks of another; admin finds the daemon of a state directory
 
 Two variables are set before grpc is imported, unless the user set them: grpc's own log lines would mix with
 ours (every failure is raised with a code anyway), and its own DNS resolver would differ from the system's,

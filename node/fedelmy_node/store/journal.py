@@ -1,7 +1,7 @@
 """The journal: one SQLite database in which every state change is committed before it is acted upon.
 
-Runs, steps and edges hold the present; events hold how it came about, and are all that watchers, status
-and reports are made of. A change and its event are one transaction.
+Runs, steps and edges hold the present, which status asks for; events hold how it came about, for watchers
+and logs. A change and its event are one transaction.
 """
 
 from __future__ import annotations
@@ -329,7 +329,10 @@ def _cannot_commit(error: sqlite3.Error) -> StoreError:
 
 def _log(event: Event) -> None:
     """The journal is what happened; the log tells it to people."""
-    line = narrate(event)
+    try:
+        line = narrate(event)
+    except (KeyError, TypeError, ValueError) as error:  # what is committed must be acted upon, told well or not
+        line = f"{event.kind} (untold: {error!r})"
     if line is not None:
         troubled = event.kind in (EventKind.RETRY, EventKind.WARNING) or event.data.get("code")
         level = logging.WARNING if troubled else logging.INFO

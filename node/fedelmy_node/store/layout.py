@@ -6,8 +6,8 @@
       admin.sock               local administration
       identity/                key, certificate, the federation's CA
       site.toml                optional: the site's own settings
-      scratch/RUN/             the log of a preparation that failed
-      runs/RUN/inputs/EDGE     bundles received (EDGE.part while one arrives)
+      scratch/RUN/             where a preparation works; gone when it ends
+      runs/RUN/inputs/EDGE     bundles received (EDGE.DIGEST.part while one arrives)
       runs/RUN/steps/STEP/     what a step wrote: bundle, trainer.log, pool/
 
 RUN, EDGE and STEP are derived from the names in the plan (`file_stem`), never the names themselves.
@@ -57,7 +57,7 @@ class Layout:
         return self.root / "runs" / file_stem(run)
 
     def scratch(self, run: RunId) -> Path:
-        """Where a preparation works; nothing there outlives a success."""
+        """Where a preparation works; nothing there outlives it."""
         return self.root / "scratch" / file_stem(run)
 
     def input(self, run: RunId, edge: EdgeId) -> Path:
