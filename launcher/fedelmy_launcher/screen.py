@@ -71,7 +71,9 @@ class _LiveTable:
         return Group(site_table(self._progress, title), *(Text(note, style="dim") for note in self._notes))
 
 
-class _PlainLines:
+class _Lines:
+    """Output that is not redrawn: one line after the other."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -80,6 +82,8 @@ class _PlainLines:
     ) -> None:
         sys.stdout.flush()
 
+
+class _PlainLines(_Lines):
     def note(self, text: str) -> None:
         click.echo(text)
 
@@ -89,15 +93,7 @@ class _PlainLines:
             click.echo(f"{event.site:<12} {line}")
 
 
-class _JsonLines:
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        sys.stdout.flush()
-
+class _JsonLines(_Lines):
     def note(self, text: str) -> None:
         emit_json({"note": text})
 

@@ -6,11 +6,11 @@ delivered and evaluated (`delivery`).
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, cast
 
+from fedelmy_node.config.suggest import suggestion
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Step
 from fedelmy_node.errors import ConfigError
@@ -42,8 +42,7 @@ class Topology(Protocol):
 def check_topology(name: str) -> None:
     """Refuse an unknown name with a suggestion."""
     if name not in TOPOLOGIES:
-        close = difflib.get_close_matches(name, TOPOLOGIES, n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Topologies: {', '.join(TOPOLOGIES)}."
+        hint = suggestion(name, TOPOLOGIES, "Topologies")
         raise ConfigError("E-CONFIG-TOPOLOGY", f"there is no topology {name!r}", hint=hint)
 
 

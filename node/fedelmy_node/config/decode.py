@@ -7,7 +7,6 @@ values are never converted, with one exception: an integer is a valid float.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import tomllib
@@ -19,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedelmy_node.config.suggest import suggestion
 from fedelmy_node.errors import ConfigError
 
 __all__ = ["decode", "encode", "canonical_json", "read_toml"]
@@ -98,8 +98,7 @@ def _dataclass(schema: type, value: object, where: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(schema)}
     for key in value:
         if key not in fields:
-            close = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(fields)}."
+            hint = suggestion(str(key), fields, "Known keys")
             raise ConfigError("E-CONFIG-KEY", f"unknown key {_join(where, str(key))!r}", hint=hint)
     for name, field in fields.items():
         optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING

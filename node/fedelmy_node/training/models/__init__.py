@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from fedelmy_node.config.suggest import suggestion
 from fedelmy_node.domain.federation import ModelSpec, Task
 from fedelmy_node.errors import ConfigError
 
@@ -46,8 +46,7 @@ def check_model(name: str) -> None:
     """Refuse a name that cannot be a model; whether torchvision knows its own ones shows in `build`."""
     if name in MODELS or _TORCHVISION_NAME.fullmatch(name):
         return
-    close = difflib.get_close_matches(name, MODELS, n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else f"Models: {', '.join(MODELS)}, or torchvision:NAME."
+    hint = suggestion(name, [*MODELS, "torchvision:NAME"], "Models")
     raise ConfigError("E-CONFIG-MODEL", f"there is no model {name!r}", hint=hint)
 
 

@@ -5,12 +5,12 @@ Looking a name up and validating its settings needs no torch, so the daemon and 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from fedelmy_node.config.decode import decode
+from fedelmy_node.config.suggest import suggestion
 from fedelmy_node.domain.federation import StrategySpec
 from fedelmy_node.errors import ConfigError
 
@@ -49,8 +49,7 @@ class Strategy(Protocol):
 def strategy_for(name: str) -> Strategy:
     """The module of a strategy; an unknown name is refused with a suggestion."""
     if name not in STRATEGIES:
-        close = difflib.get_close_matches(name, STRATEGIES, n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Strategies: {', '.join(STRATEGIES)}."
+        hint = suggestion(name, STRATEGIES, "Strategies")
         raise ConfigError("E-CONFIG-STRATEGY", f"there is no strategy {name!r}", hint=hint)
     return cast(Strategy, importlib.import_module(STRATEGIES[name].module))
 
