@@ -143,12 +143,13 @@ def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
     _, unreachable = sites.describe()
     if unreachable:
         raise refused(unreachable)
-    known, _ = sites.reports(plan.run)
+    known, unknown = sites.reports(plan.run)
     is_new = all(report.state in (RunState.CANCELLED, RunState.EXPIRED) for report in known.values())
+    is_new &= all(refusal.error.code == "E-RUN-UNKNOWN" for refusal in unknown)
     reports, refusals = sites.prepare(plan, check_only=False)
     if refusals:
         if is_new:  # a run that exists is never ended by an attempt to follow it
-            withdrawal = signed_cancel(plan.run, "another site refused", sites.identity)
+            withdrawal = signed_cancel(plan.run, "another site refused", sites.identity, withdraw=True)
             sites.ask(lambda _, client: client.cancel(withdrawal), sites=list(reports))
         raise refused(refusals)
     states, unheard = sites.reports(plan.run)

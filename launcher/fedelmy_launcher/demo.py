@@ -173,9 +173,10 @@ def _first_message(notified: socket.socket, process: subprocess.Popen[bytes]) ->
     return notified.recv(4096).decode() or None
 
 
-def prepare_directory(directory: Path) -> None:
-    """An empty directory for the demo; an earlier demo is replaced, anything else is left alone."""
-    if directory.exists():
+def prepare_directory(directory: Path) -> bool:
+    """An empty directory for the demo; an earlier demo is replaced (then True), anything else is left alone."""
+    replaced = directory.exists()
+    if replaced:
         if not (directory / _MARK).exists() and any(directory.iterdir()):
             raise ConfigError(
                 "E-CONFIG-VALUE",
@@ -188,6 +189,7 @@ def prepare_directory(directory: Path) -> None:
         (directory / _MARK).touch()
     except OSError as error:
         raise StoreError("E-STORE-UNWRITABLE", f"cannot make {directory}: {error.strerror}") from error
+    return replaced
 
 
 @contextmanager

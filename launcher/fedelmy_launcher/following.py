@@ -27,11 +27,13 @@ def follow_run(sites: Sites, progress: RunProgress, screen: Screen) -> None:
             # Only now: a run that was taken up again has an older failure among its events.
             _judge(progress, item.site)
         elif isinstance(item, Lost):
+            progress.sites[item.site].silent = True
             if lost.get(item.site) != item.error.code:
                 lost[item.site] = item.error.code
                 screen.note(f"{item.site} does not answer ({item.error.code}); still trying")
         else:
-            lost.pop(item.site, None)
+            if lost.pop(item.site, None):
+                screen.note(f"{item.site} answers again")
             progress.add(item)
             screen.event(item)
 

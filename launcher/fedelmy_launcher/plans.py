@@ -50,9 +50,14 @@ def signed_slices(plan: Plan, identity: Identity | None) -> Mapping[SiteName, Si
     return {site: _signed(canonical_json(plan.slice_for(site)), identity, Purpose.PLAN) for site in sites}
 
 
-def signed_cancel(run: RunId, reason: str, identity: Identity | None) -> Signed:
-    """The operator's word that a run has ended; any neighbour may carry it on."""
-    return _signed(canonical_json({"run": run, "reason": reason}), identity, Purpose.CANCEL)
+def signed_cancel(run: RunId, reason: str, identity: Identity | None, *, withdraw: bool = False) -> Signed:
+    """The operator's word that a run has ended; any neighbour may carry it on.
+
+    A withdrawal ends it only where it is prepared and nothing more.
+    """
+    readable = reason.encode("utf-8", "replace").decode()  # a terminal may have passed on half a character
+    payload = canonical_json({"run": run, "reason": readable, "withdraw": withdraw})
+    return _signed(payload, identity, Purpose.CANCEL)
 
 
 def _signed(payload: bytes, identity: Identity | None, purpose: Purpose) -> Signed:

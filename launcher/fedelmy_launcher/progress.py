@@ -22,8 +22,10 @@ class SiteProgress:
     """What is known of a run at one site."""
 
     site: SiteName
-    state: str = "unknown"
-    """The run's state there."""
+    state: str = "asking"
+    """The run's state there; asking, until it is known."""
+    silent: bool = False
+    """It does not answer at the moment."""
     doing: str = ""
     """What it does now, for people: waiting, warm-up, training, sending, evaluating, ..."""
     member: int = 0
@@ -86,6 +88,7 @@ class RunProgress:
     def add(self, event: Event) -> None:
         """Take an event in; events of one site must come in order, those of different sites need not."""
         site = self.sites[event.site]
+        site.silent = False
         data = event.data
         match event.kind:
             case EventKind.RUN:

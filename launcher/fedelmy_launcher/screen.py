@@ -117,6 +117,8 @@ def _cells(site: SiteProgress) -> list[str | Text]:
     state = site.doing if site.state == "running" and site.doing else site.state
     if site.moving:
         state = f"{state} {site.moving}"
+    if site.silent:
+        state = "no answer"
     pool = f"{site.member}/{site.members}" if site.members else ""
     return [
         site.site,

@@ -119,6 +119,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-CONFIG-MODEL": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the models listed in docs/federation.md."),
     "E-CONFIG-STRATEGY": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the strategies listed in docs/federation.md."),
     "E-CONFIG-TOPOLOGY": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the topologies listed in docs/federation.md."),
+    "E-CONFIG-ADDRESS": Entry(ConfigError, "INVALID_ARGUMENT", "Write addresses as HOST:PORT, peers as [SITE=]HOST:PORT."),
     "E-CONFIG-PORT": Entry(ConfigError, "FAILED_PRECONDITION", "Stop whatever uses the port, or choose another one with --listen."),
     "E-CONFIG-DEVICE": Entry(ConfigError, "FAILED_PRECONDITION", "Choose a device that this machine has, or --device cpu."),
     # data
@@ -146,7 +147,6 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-CONSENT-ACCEPT": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the sender to `accept_from` in site.toml."),
     "E-CONSENT-EDGE": Entry(ConsentError, "PERMISSION_DENIED", "Only the edges of an accepted plan may be used, by the sites it names."),
     # peers
-    "E-PEER-ADDRESS": Entry(PeerError, "INVALID_ARGUMENT", "Write addresses as HOST:PORT, peers as [SITE=]HOST:PORT."),
     "E-PEER-UNREACHABLE": Entry(PeerError, "UNAVAILABLE", "Check that the node runs, and that DNS, routes and firewalls let its port through."),
     "E-PEER-CONTRACT": Entry(PeerError, "FAILED_PRECONDITION", "Install versions of fedelmy that speak the same contract on both ends."),
     "E-PEER-PROTOCOL": Entry(PeerError, "INTERNAL", "Check that the port belongs to a fedelmy node and that no proxy answers for it."),

@@ -16,6 +16,8 @@ from PIL import Image
 from safetensors import safe_open
 from testbed import Bed, run
 
+from fedelmy_node.training.use import load_model
+
 NAMES = ("north", "south", "west")
 
 
@@ -108,6 +110,9 @@ def test_predict_names_a_class(bed: Bed, first: dict[str, object], tmp_path: Pat
     Image.fromarray(np.full((20, 10), 99, np.uint8)).save(image)
     done = bed.sites["west"].node("model", "predict", str(image), "--top", "3", "--json").ok()
     classes = done.json["classes"]
+    exported = tmp_path / "model.safetensors"
+    bed.sites["west"].node("model", "export", "--out", str(exported)).ok()
+    assert load_model(exported).predict(image)[0] == (classes[0]["name"], pytest.approx(classes[0]["probability"]))
     assert len(classes) == 3 and classes[0]["probability"] >= classes[1]["probability"]
     bed.sites["west"].node("model", "predict", str(tmp_path / "none.png")).failed("E-DATA-MISSING", 3)
 

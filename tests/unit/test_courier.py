@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import queue
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +20,12 @@ EDGE = Edge(
     source=StepId("train.1@north"), target=StepId("train.2@south"), sender=SiteName("north"),
     receiver=SiteName("south"), carries=StepKind.TRAIN,
 )  # fmt: skip
+DATA = b"0123456789"
 OFFER = Offer(
     run=RunId("r"),
     edge=EdgeId(EDGE.id),
     size=10,
-    sha256="ab",
+    sha256=hashlib.sha256(DATA).hexdigest(),
     block_bytes=BLOCK_BYTES,
     wire_dtype="float32",
     manifest=(),
@@ -41,7 +43,7 @@ class Link:
         if self.failures:
             raise self.failures.pop(0)
         moved(10)
-        return Receipt(edge=parcel.offer.edge, sha256="ab", size=10)
+        return Receipt(edge=parcel.offer.edge, sha256=hashlib.sha256(DATA).hexdigest(), size=10)
 
     def close(self) -> None:
         self.closed += 1
@@ -50,6 +52,14 @@ class Link:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(courier_module, "_FIRST_WAIT_SECONDS", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "x"
+    path.write_bytes(DATA)
+    return path
 
 
 def carry(link: Link) -> list[News]:
@@ -104,3 +114,16 @@ def test_a_fault_is_tried_again_and_the_edge_not_forgotten() -> None:
     told = carry(link)
     assert [type(item) for item in told] == [Retrying, Moved, Delivered]
     assert isinstance(told[0], Retrying) and told[0].error.code == "E-INTERNAL"
+
+
+@pytest.mark.parametrize(
+    "spoil", [Path.unlink, lambda path: path.write_bytes(b"short"), lambda path: path.write_bytes(b"9" * 10)]
+)
+def test_our_own_damaged_file_is_named_and_not_the_receiver_blamed(
+    bundle: Path, spoil: Callable[[Path], object]
+) -> None:
+    spoil(bundle)
+    told = carry(Link([error_from_code("E-TRANSFER-HASH", "not what was announced")] * 3))
+    assert isinstance(told[-1], Refused) and len(told) == 1
+    assert told[-1].error.code == "E-STORE-DAMAGED"
+    assert "own disk" in told[-1].error.message

@@ -45,7 +45,7 @@ def test_indices_are_beside_the_file(tmp_path: Path) -> None:
         ("epochs = 2", "epochs = 2.5", "E-CONFIG-VALUE", ["training.epochs", "integer"]),
         ('name = "south"', 'name = "north"', "E-CONFIG-VALUE", ["same name"]),
         ('name = "south"', 'name = "South"', "E-CONFIG-VALUE", ["South"]),
-        ("127.0.0.1:50052", "127.0.0.1", "E-PEER-ADDRESS", ["127.0.0.1"]),
+        ("127.0.0.1:50052", "127.0.0.1", "E-CONFIG-ADDRESS", ["127.0.0.1"]),
         ('"0", "1"', '"0", "0"', "E-CONFIG-VALUE", ["classes"]),
         ("channels = 1", "channels = 2", "E-CONFIG-VALUE", ["channels"]),
         ("channels = 1", "channels = 1, mean = [0.5]", "E-CONFIG-VALUE", ["mean"]),

@@ -34,6 +34,7 @@ def test_defaults(tmp_path: Path) -> None:
 
 def test_the_file_in_the_state_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(TOML)
+    (tmp_path / "mine.json").touch()
     config = load_site_config(Given(state=tmp_path))
     assert config.listen == "0.0.0.0:7001"
     assert [str(peer) for peer in config.peers] == ["south=10.0.0.2:7001"]
@@ -45,6 +46,7 @@ def test_the_file_in_the_state_directory_is_found(tmp_path: Path) -> None:
 
 def test_flags_go_before_the_file(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(TOML)
+    (tmp_path / "mine.json").touch()
     given = Given(
         state=tmp_path, listen="127.0.0.1:1", peers=("127.0.0.1:2",), data="digits", device="cuda:1", keep_pool=False
     )
@@ -58,9 +60,15 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     [
         ('[site]\nlistn = "x"', "E-CONFIG-KEY", "listen"),
         ('[dat]\nsource = "digits"', "E-CONFIG-KEY", "data"),
-        ('[site]\npeers = ["nowhere"]', "E-PEER-ADDRESS", "nowhere"),
+        ('[site]\npeers = ["nowhere"]', "E-CONFIG-ADDRESS", "nowhere"),
         ('[site]\ndevice = "gpu"', "E-CONFIG-DEVICE", "cuda"),
         ("[site]\nstall_seconds = 0", "E-CONFIG-VALUE", "stall_seconds"),
+        ("[site]\nstall_seconds = 1e300", "E-CONFIG-VALUE", "stall_seconds"),
+        ("[site]\nprepare_hours = 99999999", "E-CONFIG-VALUE", "prepare_hours"),
+        ('[site]\noperators = [""]', "E-CONFIG-VALUE", "''"),
+        ('[site]\nname = ""', "E-CONFIG-VALUE", "''"),
+        ('[data]\nindices = "none.json"', "E-DATA-INDICES", "none.json"),
+        ("a = " + "[" * 5000, "E-CONFIG-SYNTAX", "site.toml"),
         ("[site", "E-CONFIG-SYNTAX", "site.toml"),
     ],
 )
@@ -81,3 +89,9 @@ def test_a_named_file_must_exist(tmp_path: Path) -> None:
 def test_peers_that_are_no_addresses(tmp_path: Path, bad: str) -> None:
     with pytest.raises(FedelmyError):
         load_site_config(Given(state=tmp_path, peers=(bad,)))
+
+
+@pytest.mark.parametrize("given", [{"listen": ""}, {"site": ""}, {"device": ""}, {"indices": Path()}])
+def test_an_empty_flag_is_refused_not_ignored(tmp_path: Path, given: dict[str, object]) -> None:
+    with pytest.raises(FedelmyError):
+        load_site_config(Given(state=tmp_path, **given))  # type: ignore[arg-type]

@@ -36,6 +36,7 @@ def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> in
     from fedelmy_launcher.control import Sites
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.plans import compile_plan, new_run_id
+    from fedelmy_node.errors import PeerError
 
     described = load_federation(federation)
     plan = compile_plan(described, new_run_id(described))
@@ -59,7 +60,8 @@ def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> in
         for member in described.members:
             if member.name in problems:
                 error = problems[member.name]
-                click.echo(f"  {member.name:<16} {click.style('refused', fg='red')}  {error}\n{'':20}{error.hint}")
+                verdict = "no answer" if isinstance(error, PeerError) else "refused"
+                click.echo(f"  {member.name:<16} {click.style(verdict, fg='red')}  {error}\n{'':19}{error.hint}")
             elif member.name in reports:
                 click.echo(f"  {member.name:<16} {click.style('ready', fg='green')}    {_counts(reports[member.name])}")
             else:

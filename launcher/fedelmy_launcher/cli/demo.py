@@ -56,7 +56,8 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
         if not as_json:
             click.echo(text)
 
-    prepare_directory(directory)
+    if prepare_directory(directory):
+        say(f"     the earlier demo in {directory} is replaced")
     federation = DemoFederation(directory.absolute(), seed)
     say(f"1/4  keys, certificates and Dirichlet(0.5) shards for {len(federation.sites)} sites in {directory}")
     federation.make()

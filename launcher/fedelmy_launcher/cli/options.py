@@ -59,6 +59,7 @@ def load_operator(directory: Path, insecure: bool) -> Identity | None:
 def find_run(sites: Sites, name: str | None, federation: str) -> RunId:
     """The run that was named, or the newest one of this federation that any site knows."""
     from fedelmy_launcher.control import refused
+    from fedelmy_node.domain.events import RunState
     from fedelmy_node.domain.names import run_id
 
     if name is not None:
@@ -66,7 +67,8 @@ def find_run(sites: Sites, name: str | None, federation: str) -> RunId:
     nodes, unreachable = sites.describe()
     known = [run for node in nodes.values() for run in node.runs if run.federation == federation]
     if known:
-        return max(known, key=lambda run: run.changed_at).run
+        # A run that was withdrawn or cancelled is shown only if there is nothing else.
+        return max(known, key=lambda run: (run.state != RunState.CANCELLED, run.changed_at)).run
     if unreachable:
         raise refused(unreachable)
     raise RunError("E-RUN-UNKNOWN", f"no site knows a run of {federation}", hint="Start one with `fedelmy-launch run`.")

@@ -46,20 +46,20 @@ def run_command(federation: Path, run_name: str | None, identity: Path, insecure
     from fedelmy_node.domain.names import run_id
 
     described = load_federation(federation)
-    plan = compile_plan(described, run_id(run_name) if run_name else new_run_id(described))
+    plan = compile_plan(described, new_run_id(described) if run_name is None else run_id(run_name))
     progress = RunProgress(plan)
+    started = False
+    if not as_json:
+        click.echo(f"run {plan.run}: asking {len(described.members)} sites")
     with Sites(described, load_operator(identity, insecure)) as sites:
         try:
             with open_screen(progress, as_json=as_json) as screen:
-                screen.note(f"run {plan.run}: asking {len(described.members)} sites")
                 start_run(sites, plan)
+                started = True
                 follow_run(sites, progress, screen)
         except KeyboardInterrupt:
-            again = shlex.join([*sys.argv[1:], *(() if run_name else ("--run", plan.run))])
-            click.echo(
-                "\nDetached. If the run has started, it goes on without this launcher. Follow it again with\n"
-                f"  fedelmy-launch {again}",
-                err=True,
-            )
+            again = shlex.join([*sys.argv[1:], *(("--run", plan.run) if run_name is None else ())])
+            news = "Detached: the run goes on. Follow" if started else "Interrupted before the run was started. Start"
+            click.echo(f"\n{news} it with\n  fedelmy-launch {again}", err=True)
             return EXIT_DETACHED
     return show_result(progress, as_json=as_json)

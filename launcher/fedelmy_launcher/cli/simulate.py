@@ -57,7 +57,7 @@ def simulate(
 
     described = _with_data(load_federation(federation), data, indices)
     specs = data_of(described)
-    plan = compile_plan(described, run_id(run_name) if run_name else new_run_id(described))
+    plan = compile_plan(described, new_run_id(described) if run_name is None else run_id(run_name))
     progress = RunProgress(plan)
     with ExitStack() as stack:
         directory = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedelmy-")))

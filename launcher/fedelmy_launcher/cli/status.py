@@ -16,7 +16,7 @@ from fedelmy_launcher.cli.options import (
     run_option,
 )
 from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.domain.events import StepState
+from fedelmy_node.domain.events import RunState, StepState
 
 if TYPE_CHECKING:
     from fedelmy_node.domain.reports import RunReport
@@ -70,7 +70,9 @@ def _show(report: RunReport) -> None:
         note = f"accuracy {100 * accuracy:.1f}%" if isinstance(accuracy, float) else ""
         if step.state == StepState.WAITING:
             late = [e.sender for e in report.edges if e.edge.endswith(f">{step.step}") and e.state != "done"]
-            note = f"for {', '.join(late)}" if late else "for another step of this site"
+            begun = report.state != RunState.PREPARED
+            here = "for another step of this site" if begun else "for the operator to start the run"
+            note = f"for {', '.join(late)}" if late else here
         click.echo(f"    {step.step:<28} {step.state:<8} {note}".rstrip())
     for edge in report.edges:
         if edge.sender == report.site and edge.state == "moving":

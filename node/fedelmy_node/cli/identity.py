@@ -10,6 +10,7 @@ import click
 
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.cli.options import json_option, state_option
+from fedelmy_node.config.site import default_state
 
 __all__ = ["identity"]
 
@@ -53,7 +54,7 @@ def init(site: str | None, operator: str | None, state: Path, out: Path | None, 
     request = keystore.pending(directory)
     if out is not None:
         write_durably(out, read_file(request.path), 0o644)
-    _show(_describe(request, out), _next_steps(request, out), as_json)
+    _show(_describe(request, out), _next_steps(request, out, state), as_json)
 
 
 @identity.command("show")
@@ -73,7 +74,7 @@ def show(state: Path, as_json: bool) -> None:
     directory = Layout(state).identity
     request = keystore.pending(directory)
     if not keystore.is_installed(directory):
-        _show(_describe(request, None), _next_steps(request, None), as_json)
+        _show(_describe(request, None), _next_steps(request, None, state), as_json)
         return
     loaded = keystore.load(directory)
     _show(
@@ -99,7 +100,7 @@ def install(file: Path, state: Path, as_json: bool) -> None:
 
     directory = Layout(state).identity
     installed = keystore.install(directory, file)
-    following = "start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH`"
+    following = f"start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH{_named(state)}`"
     if installed.subject.role == "operator":
         following = f"use it with `fedelmy-launch run --identity {directory}`"
     _show(
@@ -123,12 +124,17 @@ def _describe(request: Any, out: Path | None) -> dict[str, str | None]:
     }
 
 
-def _next_steps(request: Any, out: Path | None) -> str:
+def _next_steps(request: Any, out: Path | None, state: Path) -> str:
     return (
         f"{request.subject}\nFingerprint {request.fingerprint}\n\n"
         f"Next: send {out or request.path} to the operator, and read the fingerprint out on the phone;\n"
-        "      then run `fedelmy-node identity install FILE` with the file that comes back."
+        f"      then run `fedelmy-node identity install FILE{_named(state)}` with the file that comes back."
     )
+
+
+def _named(state: Path) -> str:
+    """The flag that leads to this state directory again, if one is needed."""
+    return "" if state == default_state() or "FEDELMY_STATE" in os.environ else f" --state {state}"
 
 
 def _show(values: dict[str, str | None], text: str, as_json: bool) -> None:

@@ -60,9 +60,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError("E-CONFIG-MISSING", f"{path} does not exist") from error
     except IsADirectoryError as error:
         raise ConfigError("E-CONFIG-MISSING", f"{path} is a directory, not a file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("E-CONFIG-MISSING", f"{path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ConfigError("E-CONFIG-MISSING", f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
         raise ConfigError("E-CONFIG-SYNTAX", f"{path} is not valid TOML: {error}") from error
 
 
@@ -121,7 +121,7 @@ def _union(arguments: tuple[Any, ...], value: object, where: str) -> Any:
         return _decode(choices[0], value, where)
     for choice in choices:
         if type(value) is choice:
-            return value
+            return _decode(choice, value, where)
     raise _wrong(where, " or ".join(_noun(choice) for choice in choices), value)
 
 
@@ -154,9 +154,14 @@ def _scalar(schema: Any, value: object, where: str) -> Any:
         return number
     if schema is Path and isinstance(value, str):
         return Path(value)
-    if type(value) is schema:
+    if type(value) is schema and not (isinstance(value, str) and _is_broken(value)):
         return value
     raise _wrong(where, _noun(schema), value)
+
+
+def _is_broken(text: str) -> bool:
+    """Whether a text holds half a character, which JSON can say but no file or message can hold."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _noun(schema: Any) -> str:

@@ -11,14 +11,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from fedelmy_node.config.decode import decode, read_toml
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName, address, peer_address, site_name
-from fedelmy_node.errors import ConfigError
+from fedelmy_node.errors import ConfigError, DataError
 
 __all__ = ["SiteConfig", "Given", "load_site_config", "default_state"]
 
+T = TypeVar("T")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
@@ -46,8 +47,10 @@ class _SiteTable:
     """A plan that was accepted but not started expires after so long."""
 
     def __post_init__(self) -> None:
-        if self.stall_seconds <= 0 or self.prepare_hours <= 0:
-            raise ConfigError("E-CONFIG-VALUE", "stall_seconds and prepare_hours must be above 0")
+        if not 0 < self.stall_seconds <= 86_400:
+            raise ConfigError("E-CONFIG-VALUE", "stall_seconds must be above 0 and at most 86400, a day")
+        if not 0 < self.prepare_hours <= 8_760:
+            raise ConfigError("E-CONFIG-VALUE", "prepare_hours must be above 0 and at most 8760, a year")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +98,7 @@ class SiteConfig:
     listen: Address
     peers: tuple[PeerAddress, ...]
     accept_from: frozenset[SiteName] | None
-    operators: frozenset[str] | None
+    operators: frozenset[SiteName] | None
     data: str | None
     indices: Path | None
     unreadable: Literal["refuse", "skip"]
@@ -121,19 +124,19 @@ def load_site_config(given: Given) -> SiteConfig:
     except ConfigError as error:
         raise ConfigError(error.code, f"{path}: {error.message}", hint=error.hint) from error
     base = path.absolute().parent
-    name = given.site or file.site.name
-    indices = given.indices or (base / file.data.indices if file.data.indices else None)
+    name = _first(given.site, file.site.name)
+    indices = _first(given.indices, None if file.data.indices is None else base / file.data.indices)
     return SiteConfig(
         state=state,
-        site=site_name(name) if name else None,
-        listen=address(given.listen or file.site.listen),
+        site=None if name is None else site_name(name),
+        listen=address(file.site.listen if given.listen is None else given.listen),
         peers=tuple(peer_address(peer) for peer in given.peers or file.site.peers),
         accept_from=_names(file.site.accept_from),
-        operators=None if file.site.operators is None else frozenset(file.site.operators),
-        data=given.data or file.data.source,
-        indices=indices.absolute() if indices else None,
+        operators=_names(file.site.operators),
+        data=_first(given.data, file.data.source),
+        indices=_existing(indices),
         unreadable=file.data.unreadable,
-        device=given.device or file.site.device,
+        device=file.site.device if given.device is None else given.device,
         keep_pool=file.site.keep_pool if given.keep_pool is None else given.keep_pool,
         stall_seconds=file.site.stall_seconds,
         prepare_hours=file.site.prepare_hours,
@@ -145,6 +148,17 @@ def default_state() -> Path:
     """Where a site keeps its state unless --state or FEDELMY_STATE says otherwise."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "fedelmy"
+
+
+def _first(flag: T | None, file: T | None) -> T | None:
+    """A flag that was given goes first, even an empty one: that is refused, not ignored."""
+    return file if flag is None else flag
+
+
+def _existing(path: Path | None) -> Path | None:
+    if path is not None and not path.is_file():
+        raise DataError("E-DATA-INDICES", f"there is no indices file {str(path)!r}")
+    return None if path is None else path.absolute()
 
 
 def _names(values: tuple[str, ...] | None) -> frozenset[SiteName] | None:

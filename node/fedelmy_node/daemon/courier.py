@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
 import threading
@@ -19,6 +20,7 @@ from fedelmy_node.errors import (
     InternalError,
     PeerError,
     RunError,
+    StoreError,
     TransferError,
 )
 
@@ -65,6 +67,10 @@ class Refused:
 News = Moved | Retrying | Delivered | Refused
 
 
+class _DamageError(StoreError):
+    """Our own file is not what it was: no receiver can help that."""
+
+
 class Carrier(Protocol):
     """A connection to the receiver, as far as a courier needs it."""
 
@@ -99,7 +105,7 @@ class Courier:
         wait = _FIRST_WAIT_SECONDS
         while not self._stopped.is_set():
             begun = time.monotonic()
-            error = self._attempt()
+            error = self._damage() or self._attempt()
             if self._stopped.is_set():
                 return
             if error is None:
@@ -113,6 +119,20 @@ class Courier:
             self._stopped.wait(pause)
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
+    def _damage(self, *, look_inside: bool = False) -> _DamageError | None:
+        """What is wrong with our own file: gone, of another size or, where that is in doubt, of another digest."""
+        path, offer, problem = self._parcel.path, self._parcel.offer, ""
+        try:
+            if path.stat().st_size != offer.size:
+                problem = "has another size than it was written with"
+            elif look_inside:
+                with path.open("rb") as file:
+                    intact = hashlib.file_digest(file, "sha256").hexdigest() == offer.sha256
+                problem = "" if intact else "has changed since it was written"
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
+        return _DamageError("E-STORE-DAMAGED", f"the bundle on this site's own disk {problem}") if problem else None
+
     def _attempt(self) -> FedelmyError | None:
         """One try on a connection of its own, so that no other hand-over can break it."""
         try:
@@ -122,7 +142,8 @@ class Courier:
             finally:
                 carrier.close()
         except FedelmyError as error:
-            return error
+            doubtful = error.code in ("E-TRANSFER-HASH", "E-PEER-PROTOCOL")
+            return (self._damage(look_inside=True) if doubtful else None) or error
         except Exception:  # an edge must not be forgotten because of a fault
             logger.exception("fault while handing %s over", self.edge.id)
             return InternalError("E-INTERNAL", "handing over met a fault; see the node's log")
@@ -137,6 +158,6 @@ class Courier:
 
 def _is_final(error: FedelmyError) -> bool:
     """Whether trying again can never help; everything else may pass, be it an outage of days."""
-    if isinstance(error, ConsentError | BundleError | RunError):
+    if isinstance(error, ConsentError | BundleError | RunError | _DamageError):
         return True
     return isinstance(error, PeerError | TransferError) and error.code in _FINAL_CODES

@@ -24,6 +24,7 @@ from fedelmy_node.daemon.herald import Herald
 from fedelmy_node.daemon.loop import Loop
 from fedelmy_node.daemon.outbox import Outbox
 from fedelmy_node.daemon.peers import Peers
+from fedelmy_node.daemon.preparation import Cancel
 from fedelmy_node.daemon.trainers import Failed, Finished, Message
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind, RunState, StepState
@@ -43,6 +44,8 @@ _ATTEMPTS: Final = 3
 _NEAR_SECONDS: Final = 30.0
 """A neighbour whose input comes within this time is told, and starts its trainer."""
 _GRACE_SECONDS: Final = 10.0
+_LONGEST_SLEEP_SECONDS: Final = 3600.0
+"""However far away the next expiry is: clocks are set, and systems limit how long one may wait."""
 
 
 class Executor:
@@ -56,7 +59,7 @@ class Executor:
         self._journal = journal
         self._loop = Loop(self._seconds_to_expiry, self._expire, faulted)
         self._device = Device(self._loop.post, self._trainer_said)
-        self._outbox = Outbox(journal, peers, self._loop.post, self._advance, self._fail_run)
+        self._outbox = Outbox(journal, peers, self._loop.post, self._advance, self._refused)
         self._herald = Herald(peers)
         self._told_near: set[tuple[RunId, StepId]] = set()
         self._crashes: Counter[tuple[RunId, StepId]] = Counter()
@@ -104,9 +107,9 @@ class Executor:
         """A bundle was journaled: perhaps a step can begin."""
         self._loop.post(partial(self._received, run))
 
-    def cancel(self, run: RunId, reason: str, signed: Signed) -> RunState:
+    def cancel(self, cancel: Cancel, signed: Signed) -> RunState:
         """End a run here, and pass the operator's word on."""
-        return self._loop.ask(partial(self._cancel, run, reason, signed))
+        return self._loop.ask(partial(self._cancel, cancel, signed))
 
     # --- what happens to a run ----------------------------------------------------------------------------
 
@@ -167,16 +170,20 @@ class Executor:
             target = next(known.target for known in record.slice.edges_in if known.id == edge)
             self._warm_up(record, record.slice.step(target))
 
-    def _cancel(self, run: RunId, reason: str, signed: Signed) -> RunState:
+    def _cancel(self, cancel: Cancel, signed: Signed) -> RunState:
+        run = cancel.run
         record = self._journal.run(run)
         if record.state in (RunState.DONE, RunState.CANCELLED):
+            return record.state
+        if cancel.withdraw and record.state != RunState.PREPARED:
             return record.state
         self._halt(run)
         for step, known in record.steps.items():
             if known.state != StepState.DONE:
                 self._journal.set_step(run, step, StepState.CANCELLED)
-        self._journal.set_run(run, RunState.CANCELLED, message=reason)
-        self._herald.cancelled(record.slice, signed)
+        self._journal.set_run(run, RunState.CANCELLED, message=cancel.reason[:500])
+        if not cancel.withdraw:
+            self._herald.cancelled(record.slice, signed)
         self._feed_device()
         return RunState.CANCELLED
 
@@ -186,6 +193,13 @@ class Executor:
         state = RunState.CANCELLED if error.code == "E-RUN-CANCELLED" else RunState.FAILED
         self._journal.set_run(run, state, code=error.code, message=error.message)
         self._feed_device()
+
+    def _refused(self, run: RunId, edge: Edge, error: FedelmyError) -> None:
+        """A hand-over can never work. If our own bundle is damaged, its step is to be computed again."""
+        source = self._journal.run(run).slice.step(edge.source)
+        if error.code == "E-STORE-DAMAGED" and source.kind == StepKind.TRAIN:
+            self._journal.set_step(run, source.id, StepState.FAILED, code=error.code, message=error.message)
+        self._fail_run(run, error)
 
     def _halt(self, run: RunId) -> None:
         self._device.drop(run)
@@ -200,7 +214,7 @@ class Executor:
 
     def _seconds_to_expiry(self) -> float | None:
         due = [self._expires_at(known) for known in self._journal.runs(RunState.PREPARED)]
-        return max(0.0, min(due) - time.time()) + 0.1 if due else None
+        return min(max(0.0, min(due) - time.time()) + 0.1, _LONGEST_SLEEP_SECONDS) if due else None
 
     def _expires_at(self, known: RunSummary) -> float:
         return known.changed_at + self._prepare_seconds

@@ -68,7 +68,11 @@ class Inbox:
         before = self._arrivals.get(key)
         if before is not None and not before.give_up():
             raise PeerError("E-PEER-BUSY", f"the bundle on {edge.id} is complete and being verified")
-        arrival = _Arrival(edge, offer, self._layout.input(offer.run, edge.id))
+        target = self._layout.input(offer.run, edge.id)
+        try:
+            arrival = _Arrival(edge, offer, target)
+        except OSError as error:
+            raise cannot_write(target, error) from error
         self._arrivals[key] = arrival
         return arrival
 
@@ -98,8 +102,11 @@ class Inbox:
         except BundleError:
             arrival.discard()
             raise
-        arrival.partial.replace(arrival.target)
-        sync_directory(arrival.target.parent)
+        try:
+            arrival.partial.replace(arrival.target)
+            sync_directory(arrival.target.parent)
+        except OSError as error:
+            raise cannot_write(arrival.target, error) from error
         data = {"peer": edge.sender, "bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries}
         self._journal.finish_edge(run, edge.target, edge.id, EventKind.RECEIVED, data)
         self._received(run)

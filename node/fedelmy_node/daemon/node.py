@@ -85,6 +85,7 @@ class Node:
         self._executor.open()
         self._endpoint.open(self, self, self)
         logger.info("listens on %s, state in %s", self.address, self._layout.root)
+        self._warn_about_data()
         tell_supervisor(f"READY=1\nSTATUS=site {self.site} listens on {self.address}\nX_FEDELMY_ADDRESS={self.address}")
         self.ready.set()
         self._stopping.wait()
@@ -102,6 +103,15 @@ class Node:
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def _warn_about_data(self) -> None:
+        """Sites should learn of this now, not when an operator asks."""
+        if self._config.data is None:
+            logger.warning("no --data: every run will be refused (E-DATA-SOURCE)")
+            return
+        path = parse_source(self._config.data).path
+        if path is not None and not path.exists():
+            logger.warning("%s does not exist: every run will be refused (E-DATA-MISSING)", path)
 
     def _fault(self) -> None:
         self._faulted = True
@@ -143,8 +153,7 @@ class Node:
         operator = check_operator(signed, self._identity, Purpose.CANCEL)
         if operator is not None:
             check_listed(self._config, self.site, operator)
-        run, reason = read_cancel(signed.payload)
-        return self._executor.cancel(run, reason, signed)
+        return self._executor.cancel(read_cancel(signed.payload), signed)
 
     def report(self, run: RunId) -> RunReport:
         record = self._journal.run(run)

@@ -28,7 +28,7 @@ class Outbox:
         peers: Peers,
         post: Callable[[Callable[[], None]], None],
         sent: Callable[[RunId], None],
-        refused: Callable[[RunId, FedelmyError], None],
+        refused: Callable[[RunId, Edge, FedelmyError], None],
     ) -> None:
         self._journal = journal
         self._peers = peers
@@ -88,4 +88,4 @@ class Outbox:
         else:
             assert isinstance(news, Refused)
             del self._couriers[run, edge.id]
-            self._refused(run, news.error)
+            self._refused(run, edge, news.error)

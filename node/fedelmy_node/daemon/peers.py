@@ -39,7 +39,7 @@ class Peers:
                     hint=f"Start the node of {self._site} with --peer {edge.receiver}={address}.",
                 )
             if self._identity is not None:
-                self._probe(edge.receiver, address)
+                self._probe(plan, edge.receiver, address)
 
     def connect(self, plan: Slice, site: SiteName) -> PeerClient:
         """A new connection to a neighbour of this plan, whose certificate was checked; the caller closes it."""
@@ -90,11 +90,14 @@ class Peers:
             self._found[peer] = seen.subject.name
         return seen.subject.name
 
-    def _probe(self, site: SiteName, address: Address) -> None:
+    def _probe(self, plan: Slice, site: SiteName, address: Address) -> None:
         assert self._identity is not None
         try:
             probe(address, self._identity(), expect_site=site, expect_role="site")
         except FedelmyError as error:
-            raise type(error)(
-                error.code, f"site {self._site} cannot hand over to {site}: {error.message}", hint=error.hint
-            ) from error
+            planned = next(neighbour.address for neighbour in plan.neighbours if neighbour.site == site)
+            hint = error.hint
+            if planned != address:
+                hint = f"{address} is the --peer of {self._site}; the operator says that {site} is at {planned}. {hint}"
+            message = f"{self._site} cannot hand over to {site}: {error.message}"
+            raise type(error)(error.code, message, hint=hint) from error

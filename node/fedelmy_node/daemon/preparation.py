@@ -6,18 +6,21 @@ import json
 import logging
 import shutil
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedelmy_node.bundles.size import tensor_bytes
+from fedelmy_node.config.decode import decode
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.trainers import OneJob
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
-from fedelmy_node.domain.names import RunId, SiteName
+from fedelmy_node.domain.names import RunId, SiteName, run_id
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Signed
 from fedelmy_node.errors import (
+    ConfigError,
     ConsentError,
     DataError,
     IdentityError,
@@ -36,7 +39,7 @@ from fedelmy_node.training.job import Job
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import settings_for
 
-__all__ = ["Preparation", "check_operator", "check_listed", "read_cancel"]
+__all__ = ["Preparation", "check_operator", "check_listed", "Cancel", "read_cancel"]
 
 logger = logging.getLogger(__name__)
 
@@ -138,13 +141,25 @@ def check_operator(signed: Signed, identity: LiveIdentity | None, purpose: Purpo
     return verify(signed.payload, signature, identity().ca_pem, purpose=purpose).name
 
 
-def read_cancel(payload: bytes) -> tuple[RunId, str]:
-    """The run and the reason in a signed cancel."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cancel:
+    """What an operator signs to end a run."""
+
+    run: RunId
+    reason: str
+    withdraw: bool = False
+    """Only if the run is merely prepared: another site refused it, and it will not be started."""
+
+    def __post_init__(self) -> None:
+        run_id(self.run)
+
+
+def read_cancel(payload: bytes) -> Cancel:
+    """The cancel in a signed payload."""
     try:
-        body = json.loads(payload)
-        return RunId(str(body["run"])), str(body.get("reason", ""))[:500]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError("E-RUN-PLAN", "the cancel is not usable") from error
+        return decode(Cancel, json.loads(payload))
+    except (ValueError, RecursionError, ConfigError) as error:
+        raise RunError("E-RUN-PLAN", f"the cancel is not usable: {error}") from error
 
 
 def _stands(known: RunRecord, payload: bytes) -> bool:

@@ -170,7 +170,8 @@ class Trainer:
         if isinstance(last, Finished | Failed):
             return last
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        logger.error("the trainer %s; its log: %s", how, self._directory / "trainer.log")
+        if not self._stopped:
+            logger.error("the trainer %s; its log: %s", how, self._directory / "trainer.log")
         error = TrainingError("E-TRAINING-CRASH", f"the trainer {how}")
         return Failed(error, crashed=True)
 

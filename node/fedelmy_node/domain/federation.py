@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -89,10 +90,10 @@ class Training:
     """CPU threads of a trainer; part of the plan because the last bits of the result depend on it."""
 
     def __post_init__(self) -> None:
-        _require(1 <= self.epochs <= 1_000_000, "epochs must be at least 1")
-        _require(0 < self.learning_rate <= 100, "learning_rate must be above 0")
-        _require(0 <= self.weight_decay <= 100, "weight_decay must not be negative")
-        _require(1 <= self.batch_size <= 1_000_000, "batch_size must be at least 1")
+        _require(1 <= self.epochs <= 1_000_000, "epochs must be 1 to 1,000,000")
+        _require(0 < self.learning_rate <= 100, "learning_rate must be above 0 and at most 100")
+        _require(0 <= self.weight_decay <= 100, "weight_decay must be 0 to 100")
+        _require(1 <= self.batch_size <= 1_000_000, "batch_size must be 1 to 1,000,000")
         _require(1 <= self.threads <= 1024, "threads must be 1 to 1024")
         _require(len(set(self.augment)) == len(self.augment), "augment must not repeat an entry")
 
@@ -157,7 +158,8 @@ class Federation:
     recipe: Recipe
 
     def __post_init__(self) -> None:
-        site_name(self.name)
+        legal = re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?", self.name) is not None
+        _require(legal, f"the name {self.name!r} must have 1 to 32 lower-case letters, digits and hyphens")
         _require(1 <= len(self.members) <= 10_000, "a federation needs at least one site")
         names = [member.name for member in self.members]
         _require(len(set(names)) == len(names), "two sites have the same name")

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, NewType
 
-from fedelmy_node.errors import ConfigError, PeerError
+from fedelmy_node.errors import ConfigError
 
 __all__ = [
     "SiteName", "RunId", "StepId", "EdgeId", "Address", "PeerAddress",
@@ -69,7 +69,7 @@ def address(text: str) -> Address:
     """A `host:port` with a port between 0 and 65535."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match[2]) > 65535:
-        raise PeerError("E-PEER-ADDRESS", f"{text!r} is not HOST:PORT")
+        raise ConfigError("E-CONFIG-ADDRESS", f"{text!r} is not HOST:PORT")
     return Address(text)
 
 

@@ -46,6 +46,7 @@ class Step:
 
     def __post_init__(self) -> None:
         step_id(self.id)
+        _expect(0 <= self.visit <= MAX_STEPS, f"{self.id} cannot be visit {self.visit}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +107,14 @@ class Slice:
         for edge in self.edges_out:
             _expect(edge.sender == self.site and edge.source in own, f"edge {edge.id} does not begin here")
             _expect(edge.receiver in known and edge.receiver != self.site, f"the receiver of {edge.id} has no address")
+        edges = [edge.id for edge in self.edges_in + self.edges_out]
+        _expect(len(set(edges)) == len(edges), "an edge is repeated")
+        bundles = {step.id for step in self.steps if step.kind != StepKind.EVALUATE}
+        _expect(all(edge.source in bundles for edge in self.edges_out), "an edge begins at a step without a bundle")
+        _expect(
+            all(need in bundles or need not in own for step in self.steps for need in step.needs),
+            "a step needs the output of a step that has none",
+        )
         in_order(self.steps)
 
     def step(self, step: StepId) -> Step:

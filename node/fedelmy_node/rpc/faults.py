@@ -82,7 +82,8 @@ def _translate(error: grpc.RpcError, peer: str) -> FedelmyError:
     for metadatum in error.trailing_metadata() or ():
         problem = decode_problem(metadatum.value) if metadatum.key == PROBLEM_KEY else None
         if problem is not None:
-            return error_from_code(problem.code, f"{peer}: {problem.message}", problem.hint)
+            named = problem.message if problem.message.startswith(f"{peer} ") else f"{peer}: {problem.message}"
+            return error_from_code(problem.code, named, problem.hint)
     status, details = error.code(), _clean(error.details() or "no details", 300)
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         # A server that stops cancels the calls it has; both mean that the other end is not there any more.

@@ -179,7 +179,9 @@ def _errors_answered(method: str, context: grpc.ServicerContext) -> Iterator[Non
     except FedelmyError as error:
         admission = _admissions.get(context)
         who = admission.subject if admission else "a caller who was not let in"
-        _log.info("%s called %s from %s, answered with %s", who, method, context.peer(), error)
+        # Launchers ask whether a run is known before they make it: no news for a log.
+        level = logging.DEBUG if error.code == "E-RUN-UNKNOWN" else logging.INFO
+        _log.log(level, "%s called %s from %s, answered with %s", who, method, context.peer(), error)
         abort(context, error)
     except grpc.RpcError:
         if context.is_active():  # then it is not the caller's stream that broke, but a call of ours

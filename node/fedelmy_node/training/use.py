@@ -11,13 +11,14 @@ from typing import Any, Literal, cast
 import numpy as np
 import safetensors.torch
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from fedelmy_node.config.decode import canonical_json, decode
-from fedelmy_node.domain.federation import Recipe
+from fedelmy_node.domain.federation import ModelSpec, Recipe, Task
 from fedelmy_node.domain.reports import ResultModel
 from fedelmy_node.durable import replacing
-from fedelmy_node.errors import DataError
+from fedelmy_node.errors import BundleError, DataError
 from fedelmy_node.training.batches import eval_batches, normalised
 from fedelmy_node.training.bundle import read_bundle
 from fedelmy_node.training.data import parse_source
@@ -31,13 +32,37 @@ from fedelmy_node.training.metrics import evaluate
 from fedelmy_node.training.models import build
 from fedelmy_node.training.step import MODEL_GROUP, load, run
 
-__all__ = ["export_model", "evaluate_model", "predict_files"]
+__all__ = ["TrainedModel", "load_model", "export_model", "evaluate_model", "predict_files"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Usable:
-    recipe: Recipe
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainedModel:
+    """A result, ready for use: the module in evaluation mode, and what its inputs and outputs mean."""
+
     module: nn.Module
+    task: Task
+
+    def predict(self, image: Path | str, top: int = 1) -> list[tuple[str, float]]:
+        """The likeliest classes of an image file with their probabilities, best first."""
+        path, wanted = Path(image), self.task.input
+        if not path.is_file():
+            raise DataError("E-DATA-MISSING", f"{path} is not a file", hint="Check the file's name.")
+        pixels = to_input(read_image(path, str(path))[np.newaxis], wanted, str(path))
+        with torch.inference_mode():
+            logits = self.module(normalised(unit_float(pixels), wanted))
+        best = logits[0].double().softmax(dim=0).topk(min(top, len(self.task.classes)))
+        names = [self.task.classes[index] for index in best.indices.tolist()]
+        return list(zip(names, best.values.tolist(), strict=True))
+
+
+def load_model(file: Path | str) -> TrainedModel:
+    """The model in a file that `fedelmy-node model export` wrote, for use in Python anywhere."""
+    with safe_open(file, framework="pt") as opened:
+        description = json.loads((opened.metadata() or {}).get("fedelmy", "null"))
+    if description is None:
+        raise BundleError("E-BUNDLE-FORMAT", f"{file} is not an exported model", hint="Make one with `model export`.")
+    task = decode(Task, description["task"])
+    return _trained(ModelSpec(name=description["model"]), task, safetensors.torch.load_file(file))
 
 
 def export_model(found: ResultModel, out: Path) -> None:
@@ -71,8 +96,8 @@ def evaluate_model(found: ResultModel, data: str | None) -> Mapping[str, Any]:
 
 
 def _evaluate_all(found: ResultModel, data: str) -> Mapping[str, Any]:
-    usable = _usable(found)
-    task = usable.recipe.task
+    trained = _result(found)
+    task = trained.task
     raw = load_source(parse_source(data))
     parts: list[Samples] = []
     for part in (raw.pool, raw.test):
@@ -81,32 +106,28 @@ def _evaluate_all(found: ResultModel, data: str) -> Mapping[str, Any]:
             everything = np.arange(len(part.labels))
             parts.append(read_samples(part, everything, numbers, task.input, unreadable="refuse")[0])
     batches = (batch for part in parts for batch in eval_batches(part, task.input, device=torch.device("cpu")))
-    return evaluate(usable.module, batches, task.classes)
+    return evaluate(trained.module, batches, task.classes)
 
 
 def predict_files(
     found: ResultModel, files: Sequence[Path], top: int
 ) -> Iterator[tuple[Path, list[tuple[str, float]]]]:
     """The likeliest classes of each image file, best first."""
-    usable = _usable(found)
-    task = usable.recipe.task
+    trained = _result(found)
     for path in files:
-        if not path.is_file():
-            raise DataError("E-DATA-MISSING", f"{path} is not a file")
-        image = to_input(read_image(path, str(path))[np.newaxis], task.input, str(path))
-        with torch.inference_mode():
-            logits = usable.module(normalised(unit_float(image), task.input))
-        best = logits[0].double().softmax(dim=0).topk(min(top, len(task.classes)))
-        names = [task.classes[index] for index in best.indices.tolist()]
-        yield path, list(zip(names, best.values.tolist(), strict=True))
+        yield path, trained.predict(path, top)
 
 
 def _recipe(found: ResultModel) -> Recipe:
     return decode(Recipe, json.loads(found.recipe))
 
 
-def _usable(found: ResultModel) -> _Usable:
+def _result(found: ResultModel) -> TrainedModel:
     recipe = _recipe(found)
-    module = build(recipe.model, recipe.task, seed=0)
-    module.load_state_dict(read_bundle(Path(found.path))[MODEL_GROUP])
-    return _Usable(recipe, module.eval())
+    return _trained(recipe.model, recipe.task, read_bundle(Path(found.path))[MODEL_GROUP])
+
+
+def _trained(model: ModelSpec, task: Task, state: Mapping[str, torch.Tensor]) -> TrainedModel:
+    module = build(model, task, seed=0)
+    module.load_state_dict(state)
+    return TrainedModel(module=module.eval(), task=task)
