@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -162,13 +163,16 @@ def test_a_broken_stream_goes_on_from_the_last_verified_block(
 ) -> None:
     parcel = parcel_of(bundle)
 
-    def break_after_five(moved: int) -> None:
+    def break_once_something_is_there(moved: int) -> None:
         if moved >= 5 * BLOCK:
+            deadline = time.monotonic() + 20
+            while not any(path.stat().st_size >= BLOCK for path in south.partial):
+                assert time.monotonic() < deadline
             raise ConnectionError("the cable")
 
     client = north(south)
     with pytest.raises(FedelmyError):
-        client.deliver(parcel, break_after_five)
+        client.deliver(parcel, break_once_something_is_there)
     south.stop()
     again = South(tmp_path / "south", parcel.offer.manifest, identities["south"])
     try:
