@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 __all__ = ["suggestion"]
@@ -10,6 +9,8 @@ __all__ = ["suggestion"]
 
 def suggestion(name: str, known: Iterable[str], plural: str) -> str:
     """`Did you mean 'mlp'?`, or `Models: mlp, cnn.` where nothing is near."""
+    import difflib  # only whoever errs needs it
+
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"{plural}: {', '.join(names)}."

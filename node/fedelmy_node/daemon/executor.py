@@ -116,12 +116,12 @@ class Executor:
     def _recover(self) -> None:
         """What was under way when the last daemon ended begins again; what was done stays done."""
         for summary in self._journal.runs():
-            record = self._journal.run(summary.run)
-            if record.state == RunState.RUNNING:
-                logger.info("goes on after a restart", extra={"run": summary.run})
-                self._go_on(record)
-            elif record.state in (RunState.PREPARED, RunState.EXPIRED) and record.has_received:
-                self._go_on(record)  # the last daemon died between its receipt and its first step
+            if summary.state in (RunState.RUNNING, RunState.PREPARED, RunState.EXPIRED):
+                record = self._journal.run(summary.run)
+                # Received, but not begun: the last daemon died between its receipt and its first step.
+                if record.state == RunState.RUNNING or record.has_received:
+                    logger.info("goes on after a restart", extra={"run": summary.run})
+                    self._go_on(record)
 
     def _go_on(self, record: RunRecord) -> None:
         """The run has begun, here or elsewhere: nothing of it is under way in this process yet, and all may be."""

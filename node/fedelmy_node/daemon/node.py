@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -121,6 +120,8 @@ class Node:
     # --- what operators ask -------------------------------------------------------------------------------
 
     def describe(self) -> NodeDescription:
+        import platform
+
         return NodeDescription(
             site=self.site,
             version=__version__,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +109,7 @@ class Preparation:
             raise
         finally:
             self._looking = None
-            shutil.rmtree(scratch, ignore_errors=True)
+            _remove(scratch)
         return Prepared(
             payload=signed.payload, slice=plan, signature=signed.signature, certificate=signed.certificate,
             operator=operator, manifest=outcome.manifest, report=outcome.report,
@@ -169,6 +168,12 @@ def _stands(known: RunRecord, payload: bytes) -> bool:
     if known.prepared.payload != payload:
         raise RunError("E-RUN-CONFLICT", f"run {known.slice.run} exists here with another plan")
     return True
+
+
+def _remove(directory: Path) -> None:
+    import shutil  # over a megabyte that an idle daemon does not need
+
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _tail(path: Path, limit: int = 4000) -> str:

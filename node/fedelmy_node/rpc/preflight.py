@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -160,6 +159,8 @@ def _as_file(secret: bytes) -> Iterator[str]:
             file.flush()
             yield f"/proc/self/fd/{descriptor}"
     else:
+        import tempfile  # over a megabyte that an idle daemon does not need
+
         with tempfile.NamedTemporaryFile() as file:  # mode 0600
             file.write(secret)
             file.flush()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -87,7 +86,8 @@ class Layout:
             raise StoreError("E-STORE-NETWORK", f"the state directory {self.root} is on a network file system ({kind})")
 
     def free_bytes(self) -> int:
-        return shutil.disk_usage(self.root).free
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
 
 
 class StateLock:

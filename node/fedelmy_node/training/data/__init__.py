@@ -14,7 +14,6 @@ check what a user wrote with them.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +95,8 @@ def parse_source(text: str) -> Source:
 
 
 def _suggestion(name: str, text: str) -> str:
+    import difflib  # only whoever errs needs it
+
     close = difflib.get_close_matches(name.lower(), SOURCES, n=1)
     if close:
         path = SOURCES[close[0]].path
