@@ -74,7 +74,7 @@ class Node:
         self._workspace = Workspace(config, self._layout)
         self._executor = Executor(config, self._workspace, self._journal, self._peers, self._fault)
         self._inbox = Inbox(self._journal, self._layout, self._executor.received)
-        self._preparation = Preparation(config, self.site, self._workspace, self._layout)
+        self._preparation = Preparation(config, self._layout, self.site, self._workspace, self._journal, self._peers)
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -138,9 +138,8 @@ class Node:
 
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
         operator = check_operator(signed, self._identity, Purpose.PLAN) or operator
-        prepared = self._preparation.accept(signed, operator, self._journal, self._peers)
+        prepared = self._preparation.accept(signed, operator, check_only=check_only)
         if not check_only:
-            self._journal.add_run(prepared)
             self._executor.prepared(prepared.slice.run)
         return prepared.report
 

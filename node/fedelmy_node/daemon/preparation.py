@@ -46,26 +46,35 @@ logger = logging.getLogger(__name__)
 class Preparation:
     """Checks plans one at a time: each look at the data takes a trainer."""
 
-    def __init__(self, config: SiteConfig, site: SiteName, workspace: Workspace, layout: Layout) -> None:
+    def __init__(
+        self, config: SiteConfig, layout: Layout, site: SiteName, workspace: Workspace, journal: Journal, peers: Peers
+    ) -> None:
         self._config = config
+        self._layout = layout
         self._site = site
         self._workspace = workspace
-        self._layout = layout
+        self._journal = journal
+        self._peers = peers
         self._one_at_a_time = threading.Lock()
         self._looking: OneJob | None = None
         self._closed = False
 
-    def accept(self, signed: Signed, operator: str, journal: Journal, peers: Peers) -> Prepared:
-        """What this site found out about a plan that it takes part in; refusals are raised. Nothing is journaled."""
+    def accept(self, signed: Signed, operator: str, *, check_only: bool) -> Prepared:
+        """What this site found out about a plan that it takes part in; refusals are raised.
+
+        The run is journaled before the next plan is looked at, so that two launchers cannot both make it.
+        """
         plan = read_slice(signed.payload)
         with self._one_at_a_time:
-            known = journal.find_run(plan.run)
+            known = self._journal.find_run(plan.run)
             if known is not None and _stands(known, signed.payload):
                 return known.prepared
             self._check_consent(plan, operator)
-            peers.check(plan)
+            self._peers.check(plan)
             prepared = self._look(plan, signed, operator)
             self._check_disk(plan, prepared)
+            if not check_only:
+                self._journal.add_run(prepared)
         return prepared
 
     def close(self) -> None:

@@ -86,14 +86,9 @@ class Journal:
     # --- runs -------------------------------------------------------------------------------------------
 
     def add_run(self, prepared: Prepared) -> None:
-        """A plan was accepted: the run, its steps and its edges now exist, and none has begun.
-
-        A run that is there already, unchanged, is left as it is.
-        """
+        """A plan was accepted: the run, its steps and its edges now exist, and none has begun."""
         plan = prepared.slice
         with self._change():
-            if self._prepared.get(plan.run) is prepared:
-                return
             self._prepared.pop(plan.run, None)
             self._db.execute("DELETE FROM steps WHERE run = ?", (plan.run,))
             self._db.execute("DELETE FROM edges WHERE run = ?", (plan.run,))
