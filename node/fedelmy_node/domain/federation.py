@@ -10,10 +10,15 @@ from typing import Final, Literal
 from fedelmy_node.domain.names import Address, SiteName, address, site_name
 from fedelmy_node.errors import ConfigError
 
-__all__ = ["Setting", "InputFormat", "Task", "ModelSpec", "Training", "StrategySpec", "Recipe", "Member", "Federation"]
+__all__ = [
+    "Setting", "WireDtype", "InputFormat", "Task", "ModelSpec", "Training", "StrategySpec", "Recipe", "Member",
+    "Federation",
+]  # fmt: skip
 
 Setting = str | int | float | bool
 """A value that a strategy's settings may have in a plan."""
+WireDtype = Literal["float32", "bfloat16", "float16"]
+"""The types that floats may have in a bundle."""
 MAX_CLASSES: Final = 100_000
 
 
@@ -118,6 +123,8 @@ class Recipe:
     model: ModelSpec
     training: Training
     strategy: StrategySpec
+    wire_dtype: WireDtype = "float32"
+    """How floats are stored in bundles, and so how they travel; every site computes in float32 again."""
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**53, "seed must be 0 or a positive integer below 2^53")
