@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import hypothesis
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -16,6 +17,10 @@ from fedelmy_launcher import authority
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import Subject, fingerprint, to_pem
 from fedelmy_node.identity.keystore import Identity
+
+# How long an example takes says nothing on a machine that others use, too.
+hypothesis.settings.register_profile("fedelmy", deadline=None)
+hypothesis.settings.load_profile("fedelmy")
 
 Forge = Callable[..., Identity]
 

@@ -153,9 +153,9 @@ def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
             sites.ask(lambda _, client: client.cancel(withdrawal), sites=list(reports))
         raise refused(refusals)
     states, unheard = sites.reports(plan.run)
-    heads = [step.site for step in plan.steps if not step.needs]
-    failed = [site for site, report in states.items() if report.state == RunState.FAILED]
-    _, problems = sites.ask(lambda _, client: client.start(plan.run), sites=[*dict.fromkeys(heads + failed)])
+    begun = (RunState.RUNNING, RunState.DONE)
+    waiting = [site for site, report in states.items() if report.state not in begun]
+    _, problems = sites.ask(lambda _, client: client.start(plan.run), sites=waiting)
     if unheard or problems:
         raise refused(unheard or problems)
     return reports

@@ -10,15 +10,18 @@ from typing import Literal
 from fedelmy_launcher.topologies import check_topology
 from fedelmy_node.config.decode import decode, read_toml
 from fedelmy_node.domain.federation import (
+    Absence,
     Federation,
     Member,
     ModelSpec,
+    OnUnreachable,
     Recipe,
     Setting,
     StrategySpec,
     Task,
     Training,
     WireDtype,
+    seconds_of,
 )
 from fedelmy_node.errors import ConfigError, FedelmyError
 from fedelmy_node.training.models import check_model
@@ -43,6 +46,10 @@ class _FederationTable:
     """Of every random number of the run."""
     wire_dtype: WireDtype = "float32"
     """How floats travel between sites: half the bytes cost a little accuracy."""
+    on_unreachable: OnUnreachable = "wait"
+    """What is done about a site that cannot be reached: wait for it, skip it, or abort the run."""
+    patience: str = "1h"
+    """How long a site must be out of reach before that, as 90s, 30m, 12h or 2d."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +95,9 @@ def _federation(file: _File, path: Path) -> Federation:
         deliver=file.federation.deliver,
         members=tuple(_beside(member, path.absolute().parent) for member in file.sites),
         recipe=recipe,
+        absence=Absence(
+            on_unreachable=file.federation.on_unreachable, patience_seconds=seconds_of(file.federation.patience)
+        ),
     )
 
 

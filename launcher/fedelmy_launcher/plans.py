@@ -15,6 +15,7 @@ from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import RunId, SiteName, run_id
 from fedelmy_node.domain.plan import Neighbour, Plan
 from fedelmy_node.domain.reports import Signed
+from fedelmy_node.errors import ConfigError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.signing import Purpose, sign
 from fedelmy_node.training.seeds import derive
@@ -34,12 +35,22 @@ def compile_plan(federation: Federation, run: RunId) -> Plan:
     if federation.order == "random":
         random.Random(derive(federation.recipe.seed, "order")).shuffle(sites)
     training = topology_for(federation.topology).train_steps(sites)
+    keeper = next(member for member in federation.members if member.name == training[-1].site)
+    if federation.deliver == "last" and federation.absence_of(keeper).on_unreachable == "skip":
+        raise ConfigError(
+            "E-CONFIG-VALUE",
+            f'{keeper.name} alone keeps the result (deliver = "last"), so it cannot be skipped',
+            hint=f'Set on_unreachable = "wait" or "abort" for {keeper.name} under [[sites]], or deliver = "all".',
+        )
     return Plan(
         contract=CONTRACT,
         run=run,
         federation=federation.name,
         recipe=federation.recipe,
-        sites=tuple(Neighbour(site=member.name, address=member.address) for member in federation.members),
+        sites=tuple(
+            Neighbour(site=member.name, address=member.address, absence=federation.absence_of(member))
+            for member in federation.members
+        ),
         steps=training + delivery_steps(training, federation.deliver),
     )
 

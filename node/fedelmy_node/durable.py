@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedelmy_node.errors import StoreError
 
-__all__ = ["replacing", "write_durably", "sync_directory", "cannot_write"]
+__all__ = ["replacing", "write_durably", "sync_directory", "remove_tree", "cannot_write"]
 
 
 @contextmanager
@@ -51,6 +51,13 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory and all that is in it; what is not there, or cannot be removed, is left alone."""
+    import shutil  # over a megabyte that an idle daemon does not need
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def cannot_write(path: Path, error: OSError) -> StoreError:

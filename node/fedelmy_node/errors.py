@@ -169,6 +169,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-TRANSFER-SEQUENCE": Entry(TransferError, "ABORTED", "The sender begins again by itself from the last verified block."),
     "E-TRANSFER-SIZE": Entry(TransferError, "INVALID_ARGUMENT", "The announced and the delivered size must agree; check the sender's version."),
     "E-TRANSFER-CONFLICT": Entry(TransferError, "ALREADY_EXISTS", "Another input was journaled for this edge first; it stays."),
+    "E-TRANSFER-UNNEEDED": Entry(TransferError, "ALREADY_EXISTS", "Nothing to do: the receiver's need was met on another way, because a site was skipped."),
     "E-TRANSFER-STALLED": Entry(TransferError, "DEADLINE_EXCEEDED", "The sender repeats the transfer by itself; check the link if it recurs."),
     # runs
     "E-RUN-UNKNOWN": Entry(RunError, "NOT_FOUND", "List the runs with `fedelmy-node runs list`."),
@@ -177,6 +178,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-RUN-REFUSED": Entry(RunError, "FAILED_PRECONDITION", "Correct what the sites named, then run again; nothing was started."),
     "E-RUN-FAILED": Entry(RunError, "ABORTED", "See the failing site's log; correct the cause, then run again."),
     "E-RUN-CANCELLED": Entry(RunError, "CANCELLED", "The operator ended this run; start a new one."),
+    "E-RUN-ABORTED": Entry(RunError, "ABORTED", "The plan ends a run if a site stays out of reach; bring the site back and start a new run, or choose on_unreachable = \"wait\" or \"skip\"."),
     "E-RUN-EXPIRED": Entry(RunError, "FAILED_PRECONDITION", "The run was prepared but never started: run the launcher again."),
     "E-RUN-UNFINISHED": Entry(RunError, "FAILED_PRECONDITION", "Wait until the run is done at this site."),
     # training

@@ -18,7 +18,7 @@ from fedelmy_node.errors import FedelmyError, error_from_code
 
 EDGE = Edge(
     source=StepId("train.1@north"), target=StepId("train.2@south"), sender=SiteName("north"),
-    receiver=SiteName("south"), carries=StepKind.TRAIN,
+    receiver=SiteName("south"), carries=StepKind.TRAIN, need=StepId("train.1@north"),
 )  # fmt: skip
 DATA = b"0123456789"
 OFFER = Offer(

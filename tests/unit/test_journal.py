@@ -13,6 +13,7 @@ from fedelmy_launcher.plans import signed_slices
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
+from fedelmy_node.domain.transfer import Origin
 from fedelmy_node.errors import RunError, StoreError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import EdgeState, Prepared, read_slice
@@ -52,7 +53,8 @@ def test_a_prepared_run_waits(journal: Journal) -> None:
 def test_a_step_has_its_inputs_when_the_edge_is_done(journal: Journal) -> None:
     step = journal.run(RUN).slice.step(TRAIN)
     assert not journal.run(RUN).has_inputs(step)
-    journal.finish_edge(RUN, TRAIN, EDGE, EventKind.RECEIVED, {"sha256": "ab", "bytes": 7})
+    (edge,) = [known for known in journal.run(RUN).slice.edges_in if known.id == EDGE]
+    assert journal.meet_need(RUN, edge, [], Origin(), {"sha256": "ab", "bytes": 7})
     record = journal.run(RUN)
     assert record.has_inputs(step)
     assert (record.edges[EDGE].sha256, record.edges[EDGE].size) == ("ab", 7)

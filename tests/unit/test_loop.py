@@ -14,7 +14,7 @@ def make(alarm: float | None = None, ring: threading.Event | None = None) -> tup
     faulted = threading.Event()
     rung = ring or threading.Event()
     pending = [alarm]
-    loop = Loop(lambda: pending.pop() if pending else None, rung.set, faulted.set)
+    loop = Loop(lambda: pending.pop() if pending else None, rung.set, lambda _: faulted.set())
     loop.open()
     return loop, faulted
 

@@ -45,12 +45,16 @@ class _SiteTable:
     """A transfer that moves nothing for so long is broken off and begun again."""
     prepare_hours: float = 24.0
     """A plan that was accepted but not started expires after so long."""
+    keep_runs: int = 50
+    """Of the runs that are over, the newest so many stay on disk; older ones are forgotten."""
 
     def __post_init__(self) -> None:
         if not 0 < self.stall_seconds <= 86_400:
             raise ConfigError("E-CONFIG-VALUE", "stall_seconds must be above 0 and at most 86400, a day")
         if not 0 < self.prepare_hours <= 8_760:
             raise ConfigError("E-CONFIG-VALUE", "prepare_hours must be above 0 and at most 8760, a year")
+        if not 1 <= self.keep_runs <= 100_000:
+            raise ConfigError("E-CONFIG-VALUE", "keep_runs must be 1 to 100000")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +110,7 @@ class SiteConfig:
     keep_pool: bool
     stall_seconds: float
     prepare_hours: float
+    keep_runs: int
     insecure: bool
 
     def __post_init__(self) -> None:
@@ -140,6 +145,7 @@ def load_site_config(given: Given) -> SiteConfig:
         keep_pool=file.site.keep_pool if given.keep_pool is None else given.keep_pool,
         stall_seconds=file.site.stall_seconds,
         prepare_hours=file.site.prepare_hours,
+        keep_runs=file.site.keep_runs,
         insecure=given.insecure,
     )
 

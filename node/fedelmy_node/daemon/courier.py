@@ -24,7 +24,7 @@ from fedelmy_node.errors import (
     TransferError,
 )
 
-__all__ = ["Courier", "Carrier", "Moved", "Retrying", "Delivered", "Refused", "News"]
+__all__ = ["Courier", "Carrier", "Moved", "Retrying", "Delivered", "Unneeded", "Refused", "News"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,13 @@ class Delivered:
     """The receiver has it: verified, synced and journaled."""
 
     seconds: float
+    settled: bool
+    """Nothing of it goes further from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unneeded:
+    """The receiver has no use for it: its need was met on another way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ class Refused:
     error: FedelmyError
 
 
-News = Moved | Retrying | Delivered | Refused
+News = Moved | Retrying | Delivered | Unneeded | Refused
 
 
 class _DamageError(StoreError):
@@ -93,6 +100,7 @@ class Courier:
         self._connect = connect
         self._tell = tell
         self._stopped = threading.Event()
+        self._roused = threading.Event()
         self._told_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"courier {edge.id}", daemon=True)
         self._thread.start()
@@ -100,23 +108,32 @@ class Courier:
     def stop(self) -> None:
         """Give up at the next pause; nothing more is told."""
         self._stopped.set()
+        self._roused.set()
+
+    def hurry(self) -> None:
+        """The receiver is there: the next attempt begins now."""
+        self._roused.set()
 
     def _run(self) -> None:
         wait = _FIRST_WAIT_SECONDS
         while not self._stopped.is_set():
             begun = time.monotonic()
-            error = self._damage() or self._attempt()
+            outcome = self._damage() or self._attempt()
             if self._stopped.is_set():
                 return
-            if error is None:
-                self._tell(Delivered(time.monotonic() - begun))
+            if isinstance(outcome, Receipt):
+                self._tell(Delivered(time.monotonic() - begun, outcome.settled))
                 return
-            if _is_final(error):
-                self._tell(Refused(error))
+            if outcome.code == "E-TRANSFER-UNNEEDED":
+                self._tell(Unneeded())
+                return
+            if _is_final(outcome):
+                self._tell(Refused(outcome))
                 return
             pause = wait * random.uniform(0.75, 1.25)
-            self._tell(Retrying(error, round(pause, 1)))
-            self._stopped.wait(pause)
+            self._tell(Retrying(outcome, round(pause, 1)))
+            if self._roused.wait(pause):
+                self._roused.clear()
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
     def _damage(self, *, look_inside: bool = False) -> _DamageError | None:
@@ -133,12 +150,12 @@ class Courier:
             problem = f"cannot be read: {error.strerror}"
         return _DamageError("E-STORE-DAMAGED", f"the bundle on this site's own disk {problem}") if problem else None
 
-    def _attempt(self) -> FedelmyError | None:
+    def _attempt(self) -> Receipt | FedelmyError:
         """One try on a connection of its own, so that no other hand-over can break it."""
         try:
             carrier = self._connect()
             try:
-                carrier.deliver(self._parcel, self._moved)
+                return carrier.deliver(self._parcel, self._moved)
             finally:
                 carrier.close()
         except FedelmyError as error:
@@ -147,7 +164,6 @@ class Courier:
         except Exception:  # an edge must not be forgotten because of a fault
             logger.exception("fault while handing %s over", self.edge.id)
             return InternalError("E-INTERNAL", "handing over met a fault; see the node's log")
-        return None
 
     def _moved(self, size: int) -> None:
         now = time.monotonic()
@@ -158,6 +174,8 @@ class Courier:
 
 def _is_final(error: FedelmyError) -> bool:
     """Whether trying again can never help; everything else may pass, be it an outage of days."""
-    if isinstance(error, ConsentError | BundleError | RunError | _DamageError):
+    if isinstance(error, ConsentError | BundleError | _DamageError):
         return True
+    if isinstance(error, RunError):
+        return error.code != "E-RUN-UNKNOWN"  # a site that lost its state can be given the plan again
     return isinstance(error, PeerError | TransferError) and error.code in _FINAL_CODES

@@ -79,13 +79,17 @@ class Device:
                 self._warm[1].stop()
             self._warm = assignment, self._start(assignment)
 
-    def drop(self, run: RunId) -> None:
-        """Forget everything of a run."""
-        self._queue = deque(entry for entry in self._queue if entry[0].run != run)
-        if self._active and self._active[0].run == run:
+    def drop(self, run: RunId, step: StepId | None = None) -> None:
+        """Forget everything of a run, or one of its steps."""
+
+        def meant(assignment: Assignment) -> bool:
+            return assignment.run == run and step in (None, assignment.step.id)
+
+        self._queue = deque(entry for entry in self._queue if not meant(entry[0]))
+        if self._active and meant(self._active[0]):
             self._active[1].stop()
             self._active = None
-        if self._warm and self._warm[0].run == run:
+        if self._warm and meant(self._warm[0]):
             self._warm[1].stop()
             self._warm = None
 

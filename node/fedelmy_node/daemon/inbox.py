@@ -16,7 +16,7 @@ from typing import IO, Final
 from fedelmy_node.bundles.check import check_bundle, check_manifest
 from fedelmy_node.bundles.header import MAX_HEADER_BYTES
 from fedelmy_node.bundles.size import tensor_bytes
-from fedelmy_node.domain.events import EventKind, RunState
+from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
@@ -56,7 +56,10 @@ class Inbox:
             if have.state == EdgeState.DONE:
                 if have.sha256 != offer.sha256:
                     raise TransferError("E-TRANSFER-CONFLICT", f"another bundle was received on {edge.id} before")
-                return Receipt(edge=edge.id, sha256=have.sha256, size=have.size)
+                settled = record.ends_here(edge) or record.is_settled(edge)
+                return Receipt(edge=edge.id, sha256=have.sha256, size=have.size, settled=settled)
+            if have.state == EdgeState.CLOSED:
+                raise _unneeded(record, edge)
             self._check(record, offer)
             arrival = self._take_over(edge, offer)
         self._journal.move_edge(offer.run, edge.id)
@@ -89,16 +92,16 @@ class Inbox:
             for block in blocks:
                 arrival.take(block)
             arrival.finish()
-            self._settle(arrival)
+            return self._settle(arrival)
         finally:
             self._forget(arrival)
-        return Receipt(edge=edge, sha256=sha256, size=arrival.offer.size)
 
-    def _settle(self, arrival: _Arrival) -> None:
+    def _settle(self, arrival: _Arrival) -> Receipt:
         """The file is verified and synced: check what is in it, give it its name, journal it."""
         run, edge, offer = arrival.offer.run, arrival.edge, arrival.offer
+        record = self._journal.run(run)
         try:
-            check_bundle(arrival.partial, self._journal.run(run).prepared.manifest)
+            check_bundle(arrival.partial, record.prepared.manifest)
         except BundleError:
             arrival.discard()
             raise
@@ -108,8 +111,12 @@ class Inbox:
         except OSError as error:
             raise cannot_write(arrival.target, error) from error
         data = {"peer": edge.sender, "bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries}
-        self._journal.finish_edge(run, edge.target, edge.id, EventKind.RECEIVED, data)
+        rivals = [way.id for way in record.slice.ways_to(edge.target, edge.need) if way.id != edge.id]
+        if not self._journal.meet_need(run, edge, rivals, offer.origin, data):
+            arrival.target.unlink()
+            raise _unneeded(self._journal.run(run), edge)
         self._received(run)
+        return Receipt(edge=edge.id, sha256=offer.sha256, size=offer.size, settled=record.ends_here(edge))
 
     def _forget(self, arrival: _Arrival) -> None:
         """A stream has ended, well or not; what is verified is on the disk, and the next Begin finds it there."""
@@ -132,8 +139,10 @@ class Inbox:
     def _check(self, record: RunRecord, offer: Offer) -> None:
         if record.state == RunState.CANCELLED:
             raise RunError("E-RUN-CANCELLED", f"run {offer.run} was cancelled at this site")
+        if record.state == RunState.ABORTED:
+            raise RunError("E-RUN-ABORTED", record.message)
         check_manifest(offer.manifest, record.prepared.manifest)
-        if offer.wire_dtype != "float32":
+        if offer.wire_dtype != record.slice.recipe.wire_dtype:
             raise TransferError("E-TRANSFER-SIZE", f"floats cannot travel as {offer.wire_dtype!r} in this run")
         if not _MIN_BLOCK <= offer.block_bytes <= _MAX_BLOCK:
             raise TransferError("E-TRANSFER-SIZE", f"blocks of {offer.block_bytes} bytes are not accepted")
@@ -224,6 +233,12 @@ class _Arrival:
 
     def discard(self) -> None:
         self.partial.unlink(missing_ok=True)
+
+
+def _unneeded(record: RunRecord, edge: Edge) -> TransferError:
+    way = record.way(edge.target, edge.need)
+    how = f"by way of {way.id}" if way else "without it"
+    return TransferError("E-TRANSFER-UNNEEDED", f"{edge.target} went on {how}; site {edge.sender} was skipped")
 
 
 def _edge(record: RunRecord, edge: EdgeId, sender: SiteName) -> Edge:

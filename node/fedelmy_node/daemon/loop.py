@@ -25,7 +25,7 @@ class Loop:
     """`post` and `ask` may be called from any thread; what they are given runs on the loop's own."""
 
     def __init__(
-        self, alarm: Callable[[], float | None], ring: Callable[[], None], faulted: Callable[[], None]
+        self, alarm: Callable[[], float | None], ring: Callable[[], None], faulted: Callable[[Exception], None]
     ) -> None:
         """`alarm` says in how many seconds to `ring` if nothing else happens; `faulted` hears of the one fault."""
         self._alarm = alarm
@@ -82,9 +82,9 @@ class Loop:
         try:
             while (action := self._next()) is not None:
                 action()
-        except Exception:
+        except Exception as error:
             logger.exception("the executor met a fault; the node ends and goes on from its journal when restarted")
-            self._faulted()
+            self._faulted(error)
         finally:
             with self._guard:
                 self._ended = True

@@ -19,28 +19,34 @@ from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Preparation, check_listed, check_operator, read_cancel
+from fedelmy_node.daemon.preparation import Cancel, Preparation, check_listed, check_operator, read_cancel
 from fedelmy_node.daemon.readiness import tell_supervisor
+from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
-from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
+from fedelmy_node.domain.plan import StepKind, in_order
 from fedelmy_node.domain.reports import (
     EdgeReport,
     Health,
+    NeighbourState,
     NodeDescription,
+    PrunedRun,
     ResultModel,
     RunReport,
     RunSummary,
     Signed,
     StepReport,
 )
-from fedelmy_node.domain.transfer import Block, Offer, Receipt
-from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, InternalError, RunError
+from fedelmy_node.domain.transfer import Block, Offer, Origin, Receipt
+from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, InternalError, RunError, StoreError
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
 from fedelmy_node.rpc.endpoint import Endpoint, LocalEndpoint
-from fedelmy_node.store.journal import EventStream, Journal
+from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout, StateLock
+from fedelmy_node.store.records import RunRecord
+from fedelmy_node.store.streams import EventStream, StateStream
 from fedelmy_node.training.data import parse_source
 
 __all__ = ["Node"]
@@ -62,7 +68,7 @@ class Node:
         self.ready = threading.Event()
         """Set as soon as the node answers."""
         self._stopping = threading.Event()
-        self._faulted = False
+        self._fault: Exception | None = None
         # A running daemon is named first, then a port in use; only then is anything written.
         StateLock.refuse_if_held(self._layout)
         self._endpoint = Endpoint(config.listen, self._identity)
@@ -72,7 +78,7 @@ class Node:
         self._journal = Journal(self._layout.journal, self.site)
         self._peers = Peers(config, self.site, self._identity)
         self._workspace = Workspace(config, self._layout)
-        self._executor = Executor(config, self._workspace, self._journal, self._peers, self._fault)
+        self._executor = Executor(config, self._workspace, self._journal, self._peers, self._read_cancel, self._faulted)
         self._inbox = Inbox(self._journal, self._layout, self._executor.received)
         self._preparation = Preparation(config, self._layout, self.site, self._workspace, self._journal, self._peers)
 
@@ -91,13 +97,16 @@ class Node:
         logger.info("shuts down")
         tell_supervisor("STOPPING=1")
         self._preparation.close()
+        self._journal.end_streams()
         self._endpoint.close()
         local.close()
         self._executor.close()
         self._inbox.close()
         self._journal.close()
         self._lock.release()
-        if self._faulted:
+        if isinstance(self._fault, StoreError):
+            raise self._fault
+        if self._fault is not None:
             raise InternalError("E-INTERNAL", "the node met a fault and ended; its runs go on after a restart")
 
     def stop(self) -> None:
@@ -112,8 +121,8 @@ class Node:
         if path is not None and not path.exists():
             logger.warning("%s does not exist: every run will be refused (E-DATA-MISSING)", path)
 
-    def _fault(self) -> None:
-        self._faulted = True
+    def _faulted(self, error: Exception) -> None:
+        self._fault = error
         self._endpoint.not_serving()
         self.stop()
 
@@ -150,10 +159,14 @@ class Node:
         return self._journal.follow(run, after)
 
     def cancel(self, signed: Signed) -> RunState:
+        return self._executor.cancel(self._read_cancel(signed), signed)
+
+    def _read_cancel(self, signed: Signed) -> Cancel:
+        """What an operator whom this site listens to has signed."""
         operator = check_operator(signed, self._identity, Purpose.CANCEL)
         if operator is not None:
             check_listed(self._config, self.site, operator)
-        return self._executor.cancel(read_cancel(signed.payload), signed)
+        return read_cancel(signed.payload)
 
     def report(self, run: RunId) -> RunReport:
         record = self._journal.run(run)
@@ -183,20 +196,25 @@ class Node:
             last_event=self._journal.last_event(run),
             parameters=int(record.prepared.report.get("parameters", 0)),
             bundle_bytes=int(record.prepared.report.get("bundle_bytes", 0)),
+            federation=plan.federation,
+            neighbours=plan.neighbours,
+            absent=self._executor.absent(run),
+            origin=_origin(record),
         )  # fmt: skip
 
-    # --- what neighbours tell and ask ---------------------------------------------------------------------
+    # --- what neighbours ask ------------------------------------------------------------------------------
 
-    def announce(self, sender: SiteName, run: RunId, edge: EdgeId, eta_seconds: float) -> None:
-        plan = self._journal.run(run).slice
-        if not any(known.id == edge and known.sender == sender for known in plan.edges_in):
-            raise ConsentError("E-CONSENT-EDGE", f"the plan gives site {sender} no edge {edge!r} to this site")
-        self._executor.announced(run, edge, eta_seconds)
-
-    def state(self, asker: SiteName, run: RunId) -> RunReport:
+    def tell_neighbour(self, asker: SiteName, run: RunId) -> StateStream[NeighbourState]:
+        """How the run is doing here, for one neighbour, as long as it listens."""
         if asker not in {neighbour.site for neighbour in self._journal.run(run).slice.neighbours}:
             raise ConsentError("E-CONSENT-EDGE", f"site {asker} is no neighbour of this site in run {run}")
-        return self.report(run)
+
+        def look() -> tuple[RunState, NeighbourState]:
+            record = self._journal.run(run)
+            return record.state, state_for(record, asker, self._executor.near(run))
+
+        self._executor.called(run, asker, stands=True)
+        return StateStream(self._journal, look, lambda: self._executor.called(run, asker, stands=False))
 
     # --- how bundles come in ------------------------------------------------------------------------------
 
@@ -243,6 +261,39 @@ class Node:
         if run is None:
             raise RunError("E-RUN-UNKNOWN", "no run has a result at this site yet")
         raise RunError("E-RUN-UNFINISHED", f"run {run} has no result at this site yet")
+
+    def prune(self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]:
+        """Forget these runs, or all that are over and have not changed for so long."""
+        known = {summary.run: summary for summary in self._journal.runs()}
+        chosen = [self._over(run) for run in runs] if runs else [
+            summary
+            for summary in known.values()
+            if summary.state.is_over and time.time() - summary.changed_at >= older_seconds
+        ]  # fmt: skip
+        pruned = tuple(
+            PrunedRun(run=summary.run, state=summary.state, size=self._workspace.size(summary.run))
+            for summary in chosen
+        )
+        for summary in pruned if not dry_run else ():
+            self._executor.prune(summary.run)
+        return pruned
+
+    def _over(self, run: RunId) -> RunSummary:
+        record = self._journal.run(run)
+        if not record.state.is_final:
+            raise RunError(
+                "E-RUN-UNFINISHED", f"run {run} is {record.state}", hint="Have the operator cancel it first."
+            )
+        return next(summary for summary in self._journal.runs() if summary.run == run)
+
+
+def _origin(record: RunRecord) -> Origin:
+    """Of the result, or of the last bundle that was made here."""
+    origin = Origin()
+    for step in in_order(record.slice.steps):
+        if step.kind != StepKind.EVALUATE and record.steps[step.id].state == StepState.DONE:
+            origin = record.origin(step)
+    return origin
 
 
 def _site(config: SiteConfig, identity: LiveIdentity | None) -> SiteName:

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 
-from fedelmy_node.daemon.courier import Courier, Delivered, Moved, News, Refused, Retrying
+from fedelmy_node.daemon.courier import Courier, Delivered, Moved, News, Refused, Retrying, Unneeded
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.domain.events import EventKind
-from fedelmy_node.domain.names import EdgeId, RunId
+from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import RunRecord
+from fedelmy_node.store.records import EdgeState, RunRecord
 
 __all__ = ["Outbox"]
 
 
 class Outbox:
-    """All methods run on the executor's thread; `sent` and `refused` are called there, by way of `post`."""
+    """All methods run on the executor's thread; `advance` and `refused` are called there, by way of `post`."""
 
     def __init__(
         self,
         journal: Journal,
         peers: Peers,
         post: Callable[[Callable[[], None]], None],
-        sent: Callable[[RunId], None],
+        advance: Callable[[RunId], None],
         refused: Callable[[RunId, Edge, FedelmyError], None],
     ) -> None:
         self._journal = journal
         self._peers = peers
         self._post = post
-        self._sent = sent
+        self._advance = advance
         self._refused = refused
         self._couriers: dict[tuple[RunId, EdgeId], Courier] = {}
 
@@ -45,7 +46,8 @@ class Outbox:
         source = record.steps[edge.source]
         offer = Offer(
             run=run, edge=edge.id, size=source.size, sha256=source.sha256, block_bytes=BLOCK_BYTES,
-            wire_dtype="float32", manifest=record.prepared.manifest,
+            wire_dtype=record.slice.recipe.wire_dtype, manifest=record.prepared.manifest,
+            origin=record.origin(record.slice.step(edge.source)).joined(record.edges[edge.id].origin),
         )  # fmt: skip
         self._journal.move_edge(run, edge.id)
         self._couriers[run, edge.id] = Courier(
@@ -59,6 +61,17 @@ class Outbox:
         """Stop every hand-over of a run."""
         for key in [key for key in self._couriers if key[0] == run]:
             self._couriers.pop(key).stop()
+
+    def keep(self, run: RunId, edges: AbstractSet[EdgeId]) -> None:
+        """Stop the hand-overs of a run that are not among these: nobody needs them any more."""
+        for key in [key for key in self._couriers if key[0] == run and key[1] not in edges]:
+            self._couriers.pop(key).stop()
+
+    def hurry(self, run: RunId, site: SiteName) -> None:
+        """A receiver is back: do not wait for the next attempt."""
+        for (known, _), courier in self._couriers.items():
+            if known == run and courier.edge.receiver == site:
+                courier.hurry()
 
     def close(self) -> None:
         for courier in self._couriers.values():
@@ -83,8 +96,12 @@ class Outbox:
                 "peer": edge.receiver, "bytes": offer.size, "sha256": offer.sha256,
                 "seconds": round(news.seconds, 3), "carries": edge.carries,
             }  # fmt: skip
-            self._journal.finish_edge(run, edge.source, edge.id, EventKind.SENT, data)
-            self._sent(run)
+            self._journal.finish_edge(run, edge.source, edge.id, data, settled=news.settled)
+            self._advance(run)
+        elif isinstance(news, Unneeded):
+            del self._couriers[run, edge.id]
+            self._journal.set_edges(run, [edge.id], EdgeState.CLOSED)
+            self._advance(run)
         else:
             assert isinstance(news, Refused)
             del self._couriers[run, edge.id]

@@ -18,6 +18,7 @@ from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName, run_id
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Signed
+from fedelmy_node.durable import remove_tree
 from fedelmy_node.errors import (
     ConfigError,
     ConsentError,
@@ -118,7 +119,7 @@ class Preparation:
             raise
         finally:
             self._looking = None
-            _remove(scratch)
+            remove_tree(scratch)
         return Prepared(
             payload=signed.payload, slice=plan, signature=signed.signature, certificate=signed.certificate,
             operator=operator, manifest=outcome.manifest, report=outcome.report,
@@ -177,12 +178,6 @@ def _stands(known: RunRecord, payload: bytes) -> bool:
     if known.prepared.payload != payload:
         raise RunError("E-RUN-CONFLICT", f"run {known.slice.run} exists here with another plan")
     return True
-
-
-def _remove(directory: Path) -> None:
-    import shutil  # over a megabyte that an idle daemon does not need
-
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _tail(path: Path, limit: int = 4000) -> str:

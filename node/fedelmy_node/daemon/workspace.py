@@ -7,8 +7,9 @@ from pathlib import Path
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.device import Assignment
 from fedelmy_node.domain.events import StepState
-from fedelmy_node.domain.names import StepId
-from fedelmy_node.domain.plan import Slice, Step, StepKind
+from fedelmy_node.domain.names import RunId, StepId
+from fedelmy_node.domain.plan import Edge, Step, StepKind
+from fedelmy_node.durable import remove_tree
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import RunRecord
 from fedelmy_node.training.job import DataSpec, Job
@@ -30,21 +31,45 @@ class Workspace:
             source=self._config.data or "", indices=self._config.indices, unreadable=self._config.unreadable
         )
 
-    def bundle(self, plan: Slice, step: Step) -> Path:
+    def bundle(self, record: RunRecord, step: Step) -> Path:
         """The bundle that a step gives; a deliver step gives the one that it was given."""
         if step.kind == StepKind.DELIVER:
-            return self._input(plan, step, step.needs[0])
-        return self._layout.output(plan.run, step.id)
+            (path,) = self.inputs(record, step)
+            return path
+        return self._layout.output(record.slice.run, step.id)
 
-    def inputs(self, plan: Slice, step: Step) -> tuple[Path, ...]:
-        return tuple(self._input(plan, step, need) for need in step.needs)
+    def inputs(self, record: RunRecord, step: Step) -> tuple[Path, ...]:
+        """What a step is given, in the order of its needs; a need that was met by nothing gives nothing."""
+        paths = (self._input(record, step, need) for need in step.needs)
+        return tuple(path for path in paths if path is not None)
 
     def result(self, record: RunRecord) -> tuple[Step, Path] | None:
         """The deliver step of this site and its bundle, once it is done."""
         for step in record.slice.steps:
             if step.kind == StepKind.DELIVER and record.steps[step.id].state == StepState.DONE:
-                return step, self.bundle(record.slice, step)
+                return step, self.bundle(record, step)
         return None
+
+    def tidy(self, record: RunRecord) -> None:
+        """What a run that is over leaves: its result, or what was trained if it has none; logs, and a kept pool."""
+        plan, found = record.slice, self.result(record)
+        kept = {found[1]} if found else {self._layout.output(plan.run, step.id) for step in plan.steps}
+        for path in self._layout.run(plan.run).glob("inputs/*"):
+            if path not in kept:
+                path.unlink(missing_ok=True)
+        for step in plan.steps:
+            output = self._layout.output(plan.run, step.id)
+            if output not in kept:
+                output.unlink(missing_ok=True)
+            remove_tree(self._layout.checkpoints(plan.run, step.id))
+
+    def remove(self, run: RunId) -> None:
+        """Everything of a run."""
+        remove_tree(self._layout.run(run))
+
+    def size(self, run: RunId) -> int:
+        """The bytes of a run's files."""
+        return sum(path.stat().st_size for path in self._layout.run(run).rglob("*") if path.is_file())
 
     def assignment(self, record: RunRecord, step: Step) -> Assignment:
         """A step as a trainer is given it."""
@@ -62,6 +87,8 @@ class Workspace:
         )
         return Assignment(run=plan.run, step=step, job=job, directory=directory)
 
-    def _input(self, plan: Slice, step: Step, need: StepId) -> Path:
-        edge = plan.edge_into(step, need)
-        return self._layout.input(plan.run, edge.id) if edge else self.bundle(plan, plan.step(need))
+    def _input(self, record: RunRecord, step: Step, need: StepId) -> Path | None:
+        source, way = record.source(step.id, need), record.way(step.id, need)
+        if source is not None:
+            return self.bundle(record, record.slice.step(source))
+        return self._layout.input(record.slice.run, way.id) if isinstance(way, Edge) else None

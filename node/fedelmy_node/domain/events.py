@@ -20,17 +20,25 @@ class RunState(StrEnum):
     RUNNING = "running"
     """Begun here or at a neighbour."""
     DONE = "done"
-    """Every step of this site is done and every output was received."""
+    """Every step of this site is done or was skipped, and the next sites have passed its outputs on."""
     FAILED = "failed"
     """A step of this site failed, or a hand-over was refused; see the error."""
     CANCELLED = "cancelled"
     """The operator ended it."""
+    ABORTED = "aborted"
+    """A site could not be reached, and the plan says that the run then ends."""
     EXPIRED = "expired"
     """It was prepared and never started."""
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing can bring it back to life."""
+        return self in (RunState.DONE, RunState.CANCELLED, RunState.ABORTED)
+
+    @property
     def is_final(self) -> bool:
-        return self in (RunState.DONE, RunState.FAILED, RunState.CANCELLED, RunState.EXPIRED)
+        """Whether nothing more happens by itself."""
+        return self.is_over or self in (RunState.FAILED, RunState.EXPIRED)
 
 
 class StepState(StrEnum):
@@ -44,6 +52,8 @@ class StepState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+    """The others went on without it."""
 
 
 class EventKind(StrEnum):
@@ -67,6 +77,12 @@ class EventKind(StrEnum):
     """edge, peer, bytes, sha256, carries."""
     RETRY = "retry"
     """A hand-over did not work and will be repeated. edge, peer, code, message, wait_seconds."""
+    UNREACHABLE = "unreachable"
+    """A neighbour that is waited for cannot be reached. peer, code, message, policy, patience_seconds."""
+    REACHABLE = "reachable"
+    """It answers again. peer."""
+    AROUND = "around"
+    """A way around sites that are out of reach is taken. edge, steps (left out), peer?, code, message."""
     WARNING = "warning"
     """code, message: something an administrator should know; the run goes on."""
 

@@ -11,14 +11,16 @@ from fedelmy_node.domain.names import Address, SiteName, address, site_name
 from fedelmy_node.errors import ConfigError
 
 __all__ = [
-    "Setting", "WireDtype", "InputFormat", "Task", "ModelSpec", "Training", "StrategySpec", "Recipe", "Member",
-    "Federation",
+    "Setting", "WireDtype", "OnUnreachable", "InputFormat", "Task", "ModelSpec", "Training", "StrategySpec", "Recipe",
+    "Absence", "Member", "Federation", "seconds_of",
 ]  # fmt: skip
 
 Setting = str | int | float | bool
 """A value that a strategy's settings may have in a plan."""
 WireDtype = Literal["float32", "bfloat16", "float16"]
 """The types that floats may have in a bundle."""
+OnUnreachable = Literal["wait", "skip", "abort"]
+"""What the others do about a site that cannot be reached."""
 MAX_CLASSES: Final = 100_000
 
 
@@ -131,6 +133,27 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Absence:
+    """What the others do about a site that cannot be reached, and when."""
+
+    on_unreachable: OnUnreachable = "wait"
+    """wait: for ever; skip: go on without it; abort: end the run."""
+    patience_seconds: float = 3600.0
+    """How long a site must be out of reach before it is skipped or the run is aborted."""
+
+    def __post_init__(self) -> None:
+        _require(0 < self.patience_seconds <= 366 * 86_400, "patience must be above 0 and at most a year")
+
+
+def seconds_of(duration: str) -> float:
+    """`90s`, `30m`, `12h` or `2d` in seconds."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", duration)
+    _require(match is not None, f"{duration!r} is not a duration: write it as 90s, 30m, 12h or 2d")
+    assert match is not None
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
     """One site of a federation."""
 
@@ -142,10 +165,16 @@ class Member:
     """Used by `fedelmy-launch simulate` alone; a real site's data is its own business."""
     indices: str | None = None
     """Likewise: the subset of `data` that stands for this site."""
+    on_unreachable: OnUnreachable | None = None
+    """What the others do if this site cannot be reached; default: as the federation says."""
+    patience: str | None = None
+    """How long they wait first, as 90s, 30m, 12h or 2d; default: as the federation says."""
 
     def __post_init__(self) -> None:
         site_name(self.name)
         address(self.address)
+        if self.patience is not None:
+            Absence(patience_seconds=seconds_of(self.patience))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +192,13 @@ class Federation:
     members: tuple[Member, ...]
     """In the order of the file."""
     recipe: Recipe
+    absence: Absence = field(default_factory=Absence)
+    """What is done about sites that cannot be reached, unless a site's own entry says otherwise."""
+
+    def absence_of(self, member: Member) -> Absence:
+        """What is done if this site cannot be reached."""
+        patience = self.absence.patience_seconds if member.patience is None else seconds_of(member.patience)
+        return Absence(on_unreachable=member.on_unreachable or self.absence.on_unreachable, patience_seconds=patience)
 
     def __post_init__(self) -> None:
         legal = re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?", self.name) is not None

@@ -11,7 +11,7 @@ from fedelmy_node.errors import ConfigError
 
 __all__ = [
     "SiteName", "RunId", "StepId", "EdgeId", "Address", "PeerAddress",
-    "site_name", "run_id", "step_id", "edge_id", "address", "peer_address", "file_stem",
+    "site_name", "run_id", "step_id", "site_of", "edge_id", "address", "peer_address", "file_stem",
 ]  # fmt: skip
 
 SiteName = NewType("SiteName", str)
@@ -21,7 +21,7 @@ RunId = NewType("RunId", str)
 StepId = NewType("StepId", str)
 """One unit of local work within a plan."""
 EdgeId = NewType("EdgeId", str)
-"""One transfer within a plan: `source step>target step`."""
+"""One way to meet a need within a plan: `source step>target step`, and `/need` if it is a way around."""
 Address = NewType("Address", str)
 """Where a node listens: `host:port`, `[v6]:port`."""
 
@@ -60,9 +60,14 @@ def step_id(text: str) -> StepId:
     return StepId(text)
 
 
-def edge_id(source: StepId, target: StepId) -> EdgeId:
-    """The edge from one step to another has no name but theirs."""
-    return EdgeId(f"{source}>{target}")
+def site_of(step: StepId) -> SiteName:
+    """The site at which a step is."""
+    return SiteName(step.partition("@")[2])
+
+
+def edge_id(source: StepId | None, target: StepId, need: StepId | None = None) -> EdgeId:
+    """`source>target`; a way around steps that are left out also names the need that it meets."""
+    return EdgeId(f"{source or ''}>{target}" if need in (None, source) else f"{source or ''}>{target}/{need}")
 
 
 def address(text: str) -> Address:

@@ -29,6 +29,13 @@ def narrate(event: Event) -> str | None:
             text = f"received {bytes_text(data['bytes'])} from {data['peer']}"
         case EventKind.RETRY:
             text = f"hand-over to {data['peer']} failed ({data['message']}), next try in {data['wait_seconds']} s"
+        case EventKind.UNREACHABLE:
+            text = f"cannot reach {data['peer']} ({data['message']}); {_then(data)}"
+        case EventKind.REACHABLE:
+            text = f"{data['peer']} answers again"
+        case EventKind.AROUND:
+            to = f", hands over to {data['peer']}" if data.get("peer") else ""
+            text = f"goes on without {', '.join(data['steps'])}{to} ({data['message']})"
         case EventKind.WARNING:
             text = f"warning {data['code']}: {data['message']}"
         case _:
@@ -36,11 +43,16 @@ def narrate(event: Event) -> str | None:
     return text
 
 
+def _then(data: Mapping[str, Any]) -> str:
+    deed = {"skip": "goes on without it", "abort": "aborts the run"}.get(data["policy"])
+    return f"{deed} after {data['patience_seconds']:g} s" if deed else "waits for it"
+
+
 def _step(event: Event) -> str | None:
     state, result = event.data["state"], event.data.get("result", {})
     if state == StepState.DONE and "accuracy" in result:
         return f"{event.step} done: accuracy {percent(result['accuracy'])} of {result.get('samples')} samples"
-    if state in (StepState.RUNNING, StepState.FAILED):
+    if state in (StepState.RUNNING, StepState.FAILED, StepState.SKIPPED):
         return f"{event.step} {state}" + (f": {event.data['message']}" if event.data.get("message") else "")
     return None
 

@@ -2,21 +2,26 @@
 
 A topology makes a `Plan`; each site is given its `Slice` alone: its own steps, the edges that end or
 begin at them, and the addresses of those neighbours.
+
+A site that may be skipped is led around: if a step is left out, whoever needs its output is given what that
+step would have been given. So a need has several ways in which it can be met; whichever is journaled first
+meets it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
-from fedelmy_node.domain.federation import Recipe
-from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, edge_id, run_id, step_id
+from fedelmy_node.domain.federation import Absence, Recipe
+from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, edge_id, run_id, site_of, step_id
 from fedelmy_node.errors import RunError
 
-__all__ = ["StepKind", "Step", "Edge", "Neighbour", "Plan", "Slice", "in_order", "MAX_STEPS"]
+__all__ = ["StepKind", "Step", "Edge", "Shortcut", "Neighbour", "Plan", "Slice", "in_order", "MAX_STEPS"]
 
 MAX_STEPS: Final = 100_000
 
@@ -46,12 +51,13 @@ class Step:
 
     def __post_init__(self) -> None:
         step_id(self.id)
+        _expect(site_of(self.id) == self.site, f"{self.id} cannot be at {self.site}")
         _expect(0 <= self.visit <= MAX_STEPS, f"{self.id} cannot be visit {self.visit}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edge:
-    """One transfer: a step needs the output of a step at another site."""
+    """One transfer: the output of a step meets a need of a step at another site."""
 
     source: StepId
     target: StepId
@@ -59,18 +65,39 @@ class Edge:
     receiver: SiteName
     carries: StepKind
     """The kind of the target: what a hand-over is for (training, or delivery of the result)."""
+    need: StepId
+    """The need of the target that it meets: its source, or, on a way around, a step that is left out."""
+    skips: tuple[StepId, ...] = ()
+    """The steps that this way leaves out, from the target's need back to the source; empty on the plan's own way."""
 
     @property
     def id(self) -> EdgeId:
-        return edge_id(self.source, self.target)
+        return edge_id(self.source, self.target, self.need)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortcut:
+    """How a need is met without a transfer if all steps between are left out: by the site's own step, or by nothing."""
+
+    target: StepId
+    need: StepId
+    source: StepId | None = None
+    """A step of the target's site; None: the target begins without this input."""
+    skips: tuple[StepId, ...]
+    """The steps that are left out, from the target's need back to the source."""
+
+    @property
+    def id(self) -> EdgeId:
+        return edge_id(self.source, self.target, self.need)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Neighbour:
-    """A site at the other end of an edge, and where the operator says it listens."""
+    """A site at the other end of an edge, where the operator says it listens, and what to do if it does not answer."""
 
     site: SiteName
     address: Address
+    absence: Absence = field(default_factory=Absence)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,11 +114,12 @@ class Slice:
     edges_in: tuple[Edge, ...]
     edges_out: tuple[Edge, ...]
     neighbours: tuple[Neighbour, ...]
+    shortcuts: tuple[Shortcut, ...] = ()
 
     def __post_init__(self) -> None:
         run_id(self.run)
         own = {step.id for step in self.steps}
-        fed = {(edge.source, edge.target) for edge in self.edges_in}
+        fed = {(edge.source, edge.target) for edge in self.edges_in if not edge.skips}
         known = {neighbour.site for neighbour in self.neighbours}
         _expect(0 < len(self.steps) <= MAX_STEPS and len(own) == len(self.steps), "steps are missing or repeated")
         _expect(all(step.site == self.site for step in self.steps), "a step belongs to another site")
@@ -107,8 +135,16 @@ class Slice:
         for edge in self.edges_out:
             _expect(edge.sender == self.site and edge.source in own, f"edge {edge.id} does not begin here")
             _expect(edge.receiver in known and edge.receiver != self.site, f"the receiver of {edge.id} has no address")
-        edges = [edge.id for edge in self.edges_in + self.edges_out]
-        _expect(len(set(edges)) == len(edges), "an edge is repeated")
+        ways = [way.id for way in self.edges_in + self.edges_out + self.shortcuts]
+        _expect(len(set(ways)) == len(ways), "an edge is repeated")
+        for way in self.edges_in + self.shortcuts:
+            met = way.target in own and way.need in self.step(way.target).needs and way.need not in own
+            _expect(met, f"{way.id} meets no need of this site")
+            _expect(not way.skips or way.skips[0] == way.need, f"{way.id} does not lead around its need")
+        for way in self.edges_out + self.shortcuts:
+            _expect(way.source is None or way.source in own, f"{way.id} does not begin here")
+        for edge in self.edges_in + self.edges_out:
+            _expect(bool(edge.skips) == (edge.need != edge.source), f"{edge.id} is neither a way nor a way around")
         bundles = {step.id for step in self.steps if step.kind != StepKind.EVALUATE}
         _expect(all(edge.source in bundles for edge in self.edges_out), "an edge begins at a step without a bundle")
         _expect(
@@ -121,12 +157,17 @@ class Slice:
         """The step of this id, which must be the slice's."""
         return next(found for found in self.steps if found.id == step)
 
-    def edge_into(self, step: Step, need: StepId) -> Edge | None:
-        """The edge that brings `need` to `step`, or None if `need` is this site's own step."""
-        return next((e for e in self.edges_in if e.source == need and e.target == step.id), None)
+    def ways_to(self, step: StepId, need: StepId) -> tuple[Edge | Shortcut, ...]:
+        """Every way in which `need` of `step` can be met, the plan's own first; none for a step of this site."""
+        found = [way for way in self.edges_in + self.shortcuts if way.target == step and way.need == need]
+        return tuple(sorted(found, key=lambda way: len(way.skips)))
+
+    def neighbour(self, site: SiteName) -> Neighbour:
+        """The neighbour of this name, which must be one."""
+        return next(found for found in self.neighbours if found.site == site)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The whole run: made by a topology, held by the launcher and by simulation, never sent as a whole."""
 
@@ -148,18 +189,47 @@ class Plan:
     @property
     def edges(self) -> tuple[Edge, ...]:
         """Every need whose two steps are at different sites."""
-        by_id = {step.id: step for step in self.steps}
+        return tuple(way for way in self.ways if isinstance(way, Edge) and not way.skips)
+
+    @cached_property
+    def ways(self) -> tuple[Edge | Shortcut, ...]:
+        """How needs from other sites are met: the edges, and the ways around sites that may be skipped."""
         return tuple(
-            Edge(source=need, target=step.id, sender=by_id[need].site, receiver=step.site, carries=step.kind)
+            way
             for step in self.steps
             for need in step.needs
-            if by_id[need].site != step.site
+            if site_of(need) != step.site
+            for way in self._ways(step, need)
         )
+
+    def _ways(self, step: Step, need: StepId) -> Iterator[Edge | Shortcut]:
+        """The edge from `need`; then, for as long as sites may be skipped, what `need` itself would have been given."""
+        by_id = self._by_id
+        may_skip = {site.site for site in self.sites if site.absence.on_unreachable == "skip"}
+        source: StepId | None = need
+        skips: tuple[StepId, ...] = ()
+        while source is not None and site_of(source) != step.site:
+            if site_of(source) not in map(site_of, skips):
+                yield Edge(
+                    source=source, target=step.id, sender=site_of(source), receiver=step.site, carries=step.kind,
+                    need=need, skips=skips,
+                )  # fmt: skip
+            if site_of(source) not in may_skip or len(by_id[source].needs) > 1:
+                return
+            skips += (source,)
+            source = next(iter(by_id[source].needs), None)
+        if source is not None or step.kind == StepKind.TRAIN:
+            yield Shortcut(target=step.id, need=need, source=source, skips=skips)
+
+    @cached_property
+    def _by_id(self) -> dict[StepId, Step]:
+        return {step.id: step for step in self.steps}
 
     def slice_for(self, site: SiteName) -> Slice:
         """What `site` may know: nothing of steps, edges and addresses that do not touch it."""
-        edges_in = tuple(edge for edge in self.edges if edge.receiver == site)
-        edges_out = tuple(edge for edge in self.edges if edge.sender == site)
+        edges = [way for way in self.ways if isinstance(way, Edge)]
+        edges_in = tuple(edge for edge in edges if edge.receiver == site)
+        edges_out = tuple(edge for edge in edges if edge.sender == site)
         near = {edge.sender for edge in edges_in} | {edge.receiver for edge in edges_out}
         return Slice(
             contract=self.contract,
@@ -171,6 +241,7 @@ class Plan:
             edges_in=edges_in,
             edges_out=edges_out,
             neighbours=tuple(sorted((s for s in self.sites if s.site in near), key=lambda s: s.site)),
+            shortcuts=tuple(w for w in self.ways if isinstance(w, Shortcut) and site_of(w.target) == site),
         )
 
 

@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.federation import OnUnreachable
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
-from fedelmy_node.domain.plan import StepKind
+from fedelmy_node.domain.plan import Neighbour, StepKind
+from fedelmy_node.domain.transfer import Origin
 
-__all__ = ["RunSummary", "NodeDescription", "StepReport", "EdgeReport", "RunReport", "Health", "ResultModel", "Signed"]
+__all__ = [
+    "Signed", "RunSummary", "NodeDescription", "StepReport", "EdgeReport", "Absent", "NeighbourState", "RunReport",
+    "PrunedRun", "Health", "ResultModel",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +90,41 @@ class EdgeReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Absent:
+    """A neighbour that a site waits for and cannot reach."""
+
+    site: SiteName
+    seconds: float
+    """How long it has been out of reach."""
+    on_unreachable: OnUnreachable
+    """What will be done about it."""
+    patience_seconds: float
+    """And when."""
+    code: str
+    """Of the last attempt's error."""
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NeighbourState:
+    """What one neighbour tells another about a run: all that matters between them, whenever it changes."""
+
+    state: RunState
+    received: tuple[EdgeId, ...] = ()
+    """Edges between the two whose bundle arrived at whoever tells this."""
+    settled: tuple[EdgeId, ...] = ()
+    """Those of them whose bundle, or what was made of it, has gone as far as it goes from there."""
+    closed: tuple[EdgeId, ...] = ()
+    """Edges between the two that will not be used: another way was taken."""
+    near: tuple[EdgeId, ...] = ()
+    """Edges to the listener whose hand-over comes within seconds."""
+    message: str = ""
+    """Why the run was aborted."""
+    cancel: Signed | None = None
+    """The operator's word that the run has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
     """A run at one site."""
 
@@ -100,6 +140,23 @@ class RunReport:
     """Watching after this sequence number misses nothing."""
     parameters: int
     bundle_bytes: int
+    federation: str = ""
+    neighbours: tuple[Neighbour, ...] = ()
+    """The sites that the plan wires this one to, and where they are."""
+    absent: tuple[Absent, ...] = ()
+    """Whom this site waits for in vain at the moment."""
+    origin: Origin = field(default_factory=Origin)
+    """Whose work the result at this site holds, or, until there is one, the last bundle that it made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrunedRun:
+    """A run that was forgotten, or would be."""
+
+    run: RunId
+    state: RunState
+    size: int
+    """Of its files, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
 from fedelmy_node.domain.events import Event, RunState
-from fedelmy_node.domain.names import EdgeId, RunId
-from fedelmy_node.domain.reports import Health, NodeDescription, ResultModel, RunReport, RunSummary, Signed
+from fedelmy_node.domain.names import RunId
+from fedelmy_node.domain.reports import (
+    Health,
+    NeighbourState,
+    NodeDescription,
+    PrunedRun,
+    ResultModel,
+    RunReport,
+    RunSummary,
+    Signed,
+)
 from fedelmy_node.domain.transfer import Offer, Parcel, Receipt
 from fedelmy_node.errors import TransferError
 from fedelmy_node.rpc import convert
@@ -94,15 +103,11 @@ class PeerClient:
     def close(self) -> None:
         self._channel.close()
 
-    def announce(self, run: RunId, edge: EdgeId, eta_seconds: float) -> None:
-        request = peer_pb2.AnnounceRequest(run=run, edge=edge, eta_seconds=eta_seconds)
+    def watch(self, run: RunId) -> Iterator[NeighbourState]:
+        """How the run is doing there, now and at every change; ends when it is over there, or with the channel."""
         with map_errors(self._name):
-            self._peer.Announce(request, timeout=_ANSWER_SECONDS)
-
-    def notify(self, cancel: Signed) -> None:
-        request = peer_pb2.NotifyRequest(cancel=convert.signed_to_pb(cancel))
-        with map_errors(self._name):
-            self._peer.Notify(request, timeout=_ANSWER_SECONDS)
+            for message in self._peer.Watch(peer_pb2.NeighbourWatch(run=run)):
+                yield convert.neighbour_state_from_pb(message)
 
     def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:
         """Bring a bundle to the neighbour: what it has not got yet, block by block; `moved` hears the bytes so far."""
@@ -221,3 +226,9 @@ class AdminClient:
             return convert.model_from_pb(
                 self._stub.Model(admin_pb2.ModelRequest(run=run or ""), timeout=_ANSWER_SECONDS)
             )
+
+    def prune(self, runs: Iterable[RunId], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]:
+        request = admin_pb2.PruneRequest(runs=runs, older_seconds=older_seconds, dry_run=dry_run)
+        with map_errors("the daemon"):
+            reply = self._stub.Prune(request)
+        return tuple(PrunedRun(run=RunId(r.run), state=RunState(r.state), size=r.size) for r in reply.runs)

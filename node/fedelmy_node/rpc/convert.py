@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
-from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
-from fedelmy_node.domain.plan import StepKind
+from fedelmy_node.domain.federation import OnUnreachable
+from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
+from fedelmy_node.domain.plan import MAX_STEPS, Neighbour, StepKind
 from fedelmy_node.domain.reports import (
+    Absent,
     EdgeReport,
     Health,
+    NeighbourState,
     NodeDescription,
     ResultModel,
     RunReport,
@@ -21,15 +24,16 @@ from fedelmy_node.domain.reports import (
     Signed,
     StepReport,
 )
-from fedelmy_node.domain.transfer import Offer, Receipt
-from fedelmy_node.errors import PeerError
-from fedelmy_proto.v1 import admin_pb2, control_pb2, transfer_pb2
+from fedelmy_node.domain.transfer import Offer, Origin, Receipt, Skip
+from fedelmy_node.errors import PeerError, TransferError
+from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
 __all__ = [
     "signed_to_pb", "signed_from_pb", "description_to_pb", "description_from_pb",
     "event_to_pb", "event_from_pb", "report_to_pb", "report_from_pb", "offer_to_pb", "offer_from_pb",
     "receipt_to_pb", "receipt_from_pb", "health_to_pb", "health_from_pb", "summaries_to_pb",
-    "summaries_from_pb", "model_to_pb", "model_from_pb", "read_object",
+    "summaries_from_pb", "origin_to_pb", "origin_from_pb", "neighbour_state_to_pb", "neighbour_state_from_pb",
+    "model_to_pb", "model_from_pb", "read_object",
 ]  # fmt: skip
 
 
@@ -119,10 +123,19 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
         )
         for e in report.edges
     ]  # fmt: skip
+    absent = [
+        control_pb2.Absent(
+            site=a.site, seconds=a.seconds, on_unreachable=a.on_unreachable, patience_seconds=a.patience_seconds,
+            code=a.code, message=a.message,
+        )
+        for a in report.absent
+    ]  # fmt: skip
     return control_pb2.ReportReply(
         run=report.run, site=report.site, state=report.state, code=report.code, message=report.message,
         steps=steps, edges=edges, last_event=report.last_event, parameters=report.parameters,
-        bundle_bytes=report.bundle_bytes,
+        bundle_bytes=report.bundle_bytes, federation=report.federation, absent=absent,
+        origin=origin_to_pb(report.origin),
+        neighbours=[control_pb2.Neighbour(site=n.site, address=n.address) for n in report.neighbours],
     )  # fmt: skip
 
 
@@ -141,10 +154,54 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
         )
         for e in message.edges
     )  # fmt: skip
+    absent = tuple(
+        Absent(
+            site=SiteName(a.site), seconds=a.seconds, on_unreachable=_policy(a.on_unreachable),
+            patience_seconds=a.patience_seconds, code=a.code, message=a.message,
+        )
+        for a in message.absent
+    )  # fmt: skip
     return RunReport(
         run=RunId(message.run), site=SiteName(message.site), state=_state(message.state), code=message.code,
         message=message.message, steps=steps, edges=edges, last_event=message.last_event,
-        parameters=message.parameters, bundle_bytes=message.bundle_bytes,
+        parameters=message.parameters, bundle_bytes=message.bundle_bytes, federation=message.federation,
+        neighbours=tuple(Neighbour(site=SiteName(n.site), address=Address(n.address)) for n in message.neighbours),
+        absent=absent, origin=origin_from_pb(message.origin),
+    )  # fmt: skip
+
+
+def origin_to_pb(origin: Origin) -> control_pb2.Origin:
+    skipped = [control_pb2.Skip(step=s.step, by=s.by, code=s.code, message=s.message) for s in origin.skipped]
+    return control_pb2.Origin(contributors=origin.contributors, skipped=skipped)
+
+
+def origin_from_pb(message: control_pb2.Origin) -> Origin:
+    """Checked by what it is made of; a plan's size bounds it."""
+    if len(message.contributors) + len(message.skipped) > MAX_STEPS:
+        raise TransferError("E-TRANSFER-SIZE", "a bundle cannot come from that many steps")
+    return Origin(
+        contributors=tuple(StepId(step) for step in message.contributors),
+        skipped=tuple(
+            Skip(step=StepId(s.step), by=SiteName(s.by), code=s.code, message=s.message) for s in message.skipped
+        ),
+    )
+
+
+def neighbour_state_to_pb(state: NeighbourState) -> peer_pb2.NeighbourState:
+    return peer_pb2.NeighbourState(
+        state=state.state, received=state.received, settled=state.settled, closed=state.closed, near=state.near,
+        message=state.message, cancel=signed_to_pb(state.cancel) if state.cancel else None,
+    )  # fmt: skip
+
+
+def neighbour_state_from_pb(message: peer_pb2.NeighbourState) -> NeighbourState:
+    def edges(ids: Iterable[str]) -> tuple[EdgeId, ...]:
+        return tuple(EdgeId(edge) for edge in ids)
+
+    return NeighbourState(
+        state=_state(message.state), received=edges(message.received), settled=edges(message.settled),
+        closed=edges(message.closed), near=edges(message.near), message=message.message[:1000],
+        cancel=signed_from_pb(message.cancel) if message.HasField("cancel") else None,
     )  # fmt: skip
 
 
@@ -153,6 +210,7 @@ def offer_to_pb(offer: Offer) -> transfer_pb2.BeginRequest:
     return transfer_pb2.BeginRequest(
         run=offer.run, edge=offer.edge, size=offer.size, sha256=bytes.fromhex(offer.sha256),
         block_bytes=offer.block_bytes, wire_dtype=offer.wire_dtype, manifest=manifest,
+        origin=origin_to_pb(offer.origin),
     )  # fmt: skip
 
 
@@ -161,15 +219,18 @@ def offer_from_pb(message: transfer_pb2.BeginRequest) -> Offer:
         run=RunId(message.run), edge=EdgeId(message.edge), size=message.size, sha256=message.sha256.hex(),
         block_bytes=message.block_bytes, wire_dtype=message.wire_dtype,
         manifest=tuple(TensorInfo(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in message.manifest),
+        origin=origin_from_pb(message.origin),
     )  # fmt: skip
 
 
 def receipt_to_pb(receipt: Receipt) -> transfer_pb2.Receipt:
-    return transfer_pb2.Receipt(edge=receipt.edge, sha256=bytes.fromhex(receipt.sha256), size=receipt.size)
+    return transfer_pb2.Receipt(
+        edge=receipt.edge, sha256=bytes.fromhex(receipt.sha256), size=receipt.size, settled=receipt.settled
+    )
 
 
 def receipt_from_pb(message: transfer_pb2.Receipt) -> Receipt:
-    return Receipt(edge=EdgeId(message.edge), sha256=message.sha256.hex(), size=message.size)
+    return Receipt(edge=EdgeId(message.edge), sha256=message.sha256.hex(), size=message.size, settled=message.settled)
 
 
 def health_to_pb(health: Health) -> admin_pb2.HealthReply:
@@ -199,6 +260,13 @@ def model_from_pb(message: admin_pb2.ModelReply) -> ResultModel:
         sha256=message.sha256, size=message.size, recipe=message.recipe, data=message.data,
         indices=message.indices, unreadable=message.unreadable,
     )  # fmt: skip
+
+
+def _policy(text: str) -> OnUnreachable:
+    for policy in get_args(OnUnreachable):
+        if policy == text:
+            return cast(OnUnreachable, text)
+    raise PeerError("E-PEER-CONTRACT", f"the node reports {text!r}, which this version does not know")
 
 
 def _state(text: str) -> RunState:

@@ -25,7 +25,9 @@ from fedelmy_node.rpc.services import (
 
 __all__ = ["Endpoint", "LocalEndpoint"]
 
-_BUDGETS: Final[Mapping[str, int]] = {"transfers": 8, "control": 8, "preparations": 2, "watchers": 16}
+_BUDGETS: Final[Mapping[str, int]] = {
+    "transfers": 8, "control": 8, "preparations": 2, "watchers": 16, "neighbours": 64,
+}  # fmt: skip
 """Calls of each kind that may run at once; one kind cannot starve another."""
 _GRACE_SECONDS: Final = 2.0
 _SERVICES: Final = ("fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Transfer")

@@ -7,7 +7,7 @@ and the translation of errors happen before and around these methods, in `guard`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from grpc import Server
 from grpc import ServicerContext as Context
@@ -15,7 +15,16 @@ from grpc import ServicerContext as Context
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.events import Event, RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
-from fedelmy_node.domain.reports import Health, NodeDescription, ResultModel, RunReport, RunSummary, Signed
+from fedelmy_node.domain.reports import (
+    Health,
+    NeighbourState,
+    NodeDescription,
+    PrunedRun,
+    ResultModel,
+    RunReport,
+    RunSummary,
+    Signed,
+)
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import TransferError
 from fedelmy_node.rpc import convert
@@ -42,10 +51,7 @@ RULES: Mapping[str, Rule] = {
     },
     "/fedelmy.v1.Control/Prepare": Rule(roles=("operator",), budget="preparations"),
     "/fedelmy.v1.Control/Watch": Rule(roles=("operator",), budget="watchers"),
-    **{
-        f"/fedelmy.v1.Peer/{method}": Rule(roles=("site",), budget="control")
-        for method in ("Announce", "State", "Notify")
-    },
+    "/fedelmy.v1.Peer/Watch": Rule(roles=("site",), budget="neighbours"),
     "/fedelmy.v1.Transfer/Begin": Rule(roles=("site",), budget="transfers"),
     "/fedelmy.v1.Transfer/Send": Rule(roles=("site",), budget="transfers"),
     "/grpc.health.v1.Health/Check": Rule(roles=("site", "operator"), budget="control"),
@@ -53,10 +59,13 @@ RULES: Mapping[str, Rule] = {
 """Who may call what, and which budget a call uses; what is not here is refused."""
 
 
-class EventStream(Protocol):
-    """Events as they happen; `close` ends it from any thread."""
+T_co = TypeVar("T_co", covariant=True)
 
-    def __iter__(self) -> Iterator[Event]: ...
+
+class Stream(Protocol[T_co]):
+    """What happens as it happens; `close` ends it from any thread."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
     def close(self) -> None: ...
 
 
@@ -66,17 +75,15 @@ class ControlHandler(Protocol):
     def describe(self) -> NodeDescription: ...
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]: ...
     def start(self, run: RunId) -> RunState: ...
-    def watch(self, run: RunId, after: int) -> EventStream: ...
+    def watch(self, run: RunId, after: int) -> Stream[Event]: ...
     def cancel(self, signed: Signed) -> RunState: ...
     def report(self, run: RunId) -> RunReport: ...
 
 
 class PeerHandler(Protocol):
-    """What a neighbour may tell or ask."""
+    """What a neighbour may ask."""
 
-    def announce(self, sender: SiteName, run: RunId, edge: EdgeId, eta_seconds: float) -> None: ...
-    def state(self, asker: SiteName, run: RunId) -> RunReport: ...
-    def cancel(self, signed: Signed) -> RunState: ...
+    def tell_neighbour(self, asker: SiteName, run: RunId) -> Stream[NeighbourState]: ...
 
 
 class TransferHandler(Protocol):
@@ -95,6 +102,7 @@ class AdminHandler(Protocol):
     def runs(self) -> list[RunSummary]: ...
     def report(self, run: RunId) -> RunReport: ...
     def model(self, run: RunId | None) -> ResultModel: ...
+    def prune(self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]: ...
 
 
 class _Control(control_pb2_grpc.ControlServicer):
@@ -130,23 +138,14 @@ class _Peer(peer_pb2_grpc.PeerServicer):
     def __init__(self, handler: PeerHandler) -> None:
         self._handler = handler
 
-    def Announce(self, request: peer_pb2.AnnounceRequest, context: Context) -> peer_pb2.AnnounceReply:
-        sender = SiteName(caller(context).name)
-        self._handler.announce(sender, RunId(request.run), EdgeId(request.edge), request.eta_seconds)
-        return peer_pb2.AnnounceReply()
-
-    def State(self, request: peer_pb2.StateRequest, context: Context) -> peer_pb2.StateReply:
-        report = self._handler.state(SiteName(caller(context).name), RunId(request.run))
-        done = [edge for edge in report.edges if edge.state == "done"]
-        return peer_pb2.StateReply(
-            state=report.state,
-            received=[edge.edge for edge in done if edge.receiver == report.site],
-            delivered=[edge.edge for edge in done if edge.sender == report.site],
-        )
-
-    def Notify(self, request: peer_pb2.NotifyRequest, context: Context) -> peer_pb2.NotifyReply:
-        self._handler.cancel(convert.signed_from_pb(request.cancel))
-        return peer_pb2.NotifyReply()
+    def Watch(self, request: peer_pb2.NeighbourWatch, context: Context) -> Iterator[peer_pb2.NeighbourState]:
+        stream = self._handler.tell_neighbour(SiteName(caller(context).name), RunId(request.run))
+        if not context.add_callback(stream.close):
+            stream.close()
+        else:
+            for state in stream:
+                recheck(context)
+                yield convert.neighbour_state_to_pb(state)
 
 
 class _Transfer(transfer_pb2_grpc.TransferServicer):
@@ -199,6 +198,13 @@ class _Admin(admin_pb2_grpc.AdminServicer):
 
     def Model(self, request: admin_pb2.ModelRequest, context: Context) -> admin_pb2.ModelReply:
         return convert.model_to_pb(self._handler.model(RunId(request.run) if request.run else None))
+
+    def Prune(self, request: admin_pb2.PruneRequest, context: Context) -> admin_pb2.PruneReply:
+        runs = tuple(RunId(run) for run in request.runs)
+        pruned = self._handler.prune(runs, request.older_seconds, dry_run=request.dry_run)
+        return admin_pb2.PruneReply(
+            runs=[admin_pb2.PrunedRun(run=run.run, state=run.state, size=run.size) for run in pruned]
+        )
 
 
 def add_network(server: Server, control: ControlHandler, peer: PeerHandler, transfer: TransferHandler) -> None:

@@ -11,7 +11,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -20,38 +20,21 @@ from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.narration import narrate
-from fedelmy_node.domain.reports import RunSummary
+from fedelmy_node.domain.plan import Edge, Shortcut
+from fedelmy_node.domain.reports import RunSummary, Signed
+from fedelmy_node.domain.transfer import Origin
 from fedelmy_node.errors import RunError, StoreError
 from fedelmy_node.store.records import EdgeRecord, EdgeState, Prepared, RunRecord, StepRecord
+from fedelmy_node.store.schema import migrate
+from fedelmy_node.store.streams import EventStream, Stream
 
-__all__ = ["Journal", "EventStream"]
+__all__ = ["Journal"]
 
 logger = logging.getLogger(__name__)
 
-_VERSION: Final = 1
-_SCHEMA: Final = """
-CREATE TABLE runs (
-    run TEXT PRIMARY KEY, federation TEXT NOT NULL, state TEXT NOT NULL,
-    prepared BLOB NOT NULL, signature BLOB NOT NULL, certificate BLOB NOT NULL,
-    operator TEXT NOT NULL, manifest BLOB NOT NULL, report BLOB NOT NULL,
-    code TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', changed_at REAL NOT NULL
-) STRICT;
-CREATE TABLE steps (
-    run TEXT NOT NULL REFERENCES runs, step TEXT NOT NULL, state TEXT NOT NULL,
-    sha256 TEXT NOT NULL DEFAULT '',
-    bytes INTEGER NOT NULL DEFAULT 0, result BLOB NOT NULL DEFAULT x'7b7d',
-    started_at REAL NOT NULL DEFAULT 0, ended_at REAL NOT NULL DEFAULT 0, PRIMARY KEY (run, step)
-) STRICT;
-CREATE TABLE edges (
-    run TEXT NOT NULL REFERENCES runs, edge TEXT NOT NULL, state TEXT NOT NULL, sha256 TEXT NOT NULL DEFAULT '',
-    bytes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (run, edge)
-) STRICT;
-CREATE TABLE events (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, run TEXT NOT NULL, step TEXT NOT NULL,
-    kind TEXT NOT NULL, data BLOB NOT NULL
-) STRICT;
-CREATE INDEX events_of_run ON events (run, seq);
-"""
+_KEPT_PROGRESS: Final = 5000
+"""Of a run's events that only tell how far it is, the newest so many stay."""
+_PROGRESS: Final = (EventKind.EPOCH, EventKind.SENDING, EventKind.RETRY)
 
 
 class Journal:
@@ -61,7 +44,8 @@ class Journal:
         self._site = site
         self._lock = threading.RLock()
         self._grown = threading.Condition(self._lock)
-        self._closed = False
+        self._ended = False
+        self._version = 1
         self._prepared: dict[RunId, Prepared] = {}
         self._changes: list[Event] = []
         try:
@@ -70,17 +54,22 @@ class Journal:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
-            self._migrate()
+            migrate(self._db)
         except sqlite3.DatabaseError as error:
             raise StoreError("E-STORE-DAMAGED", f"the journal {path} cannot be opened: {error}") from error
         if path != ":memory:":
             Path(path).chmod(0o600)
 
+    def end_streams(self) -> None:
+        """Nobody waits for news any more: the node shuts down."""
+        with self._lock:
+            self._ended = True
+            self._grown.notify_all()
+
     def close(self) -> None:
         """End every stream, then the database."""
         with self._lock:
-            self._closed = True
-            self._grown.notify_all()
+            self.end_streams()
             self._db.close()
 
     # --- runs -------------------------------------------------------------------------------------------
@@ -108,7 +97,7 @@ class Journal:
             )
             self._db.executemany(
                 "INSERT INTO edges (run, edge, state) VALUES (?, ?, ?)",
-                [(plan.run, edge.id, EdgeState.WAITING.value) for edge in plan.edges_in + plan.edges_out],
+                [(plan.run, w.id, EdgeState.WAITING.value) for w in plan.edges_in + plan.edges_out + plan.shortcuts],
             )
             self._event(plan.run, None, EventKind.RUN, {"state": RunState.PREPARED})
 
@@ -125,6 +114,7 @@ class Journal:
             prepared=self._decoded(row),
             code=row["code"],
             message=row["message"],
+            cancel=_cancel(row),
             changed_at=row["changed_at"],
             steps={StepId(step["step"]): StepRecord.from_row(step) for step in steps},
             edges={EdgeId(edge["edge"]): EdgeRecord.from_row(edge) for edge in edges},
@@ -159,6 +149,11 @@ class Journal:
             for row in rows
         ]  # fmt: skip
 
+    def state(self, run: RunId) -> RunState:
+        with self._lock:
+            row = self._db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
+        return RunState(row["state"]) if row else RunState.EXPIRED
+
     def set_run(self, run: RunId, state: RunState, *, code: str = "", message: str = "") -> None:
         with self._change():
             self._db.execute(
@@ -166,6 +161,21 @@ class Journal:
                 (state.value, code, message, time.time(), run),
             )
             self._event(run, None, EventKind.RUN, _present(state=state, code=code, message=message))
+
+    def keep_cancel(self, run: RunId, cancel: Signed) -> None:
+        """Keep the operator's word, so that neighbours can be told whenever they ask."""
+        with self._change():
+            self._db.execute(
+                "UPDATE runs SET cancel = ?, cancel_signature = ?, cancel_certificate = ? WHERE run = ?",
+                (cancel.payload, cancel.signature, cancel.certificate, run),
+            )
+
+    def remove_run(self, run: RunId) -> None:
+        """Forget a run and everything about it."""
+        with self._change():
+            for table in ("events", "edges", "steps", "runs"):
+                self._db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - names of ours
+            self._prepared.pop(run, None)
 
     # --- steps and edges --------------------------------------------------------------------------------
 
@@ -193,21 +203,65 @@ class Journal:
             self._event(run, step, EventKind.STEP, data)
 
     def move_edge(self, run: RunId, edge: EdgeId) -> None:
-        """Blocks are on their way; an edge that is done stays done."""
+        """Blocks are on their way; an edge that is done or closed stays so."""
         with self._change():
             self._db.execute(
-                "UPDATE edges SET state = 'moving' WHERE run = ? AND edge = ? AND state <> 'done'", (run, edge)
+                "UPDATE edges SET state = 'moving' WHERE run = ? AND edge = ? AND state = 'waiting'", (run, edge)
             )
 
-    def finish_edge(self, run: RunId, step: StepId, edge: EdgeId, kind: EventKind, data: Mapping[str, Any]) -> None:
-        """A bundle crossed an edge: `data` has its sha256 and bytes. The first one wins; a second changes nothing."""
+    def open_way(self, run: RunId, step: StepId, edge: EdgeId, origin: Origin, data: Mapping[str, Any]) -> None:
+        """An edge around sites that are out of reach is to be used."""
         with self._change():
-            done = self._db.execute(
-                "UPDATE edges SET state = ?, sha256 = ?, bytes = ? WHERE run = ? AND edge = ? AND state <> 'done'",
-                (EdgeState.DONE.value, data["sha256"], data["bytes"], run, edge),
+            self._db.execute(
+                "UPDATE edges SET state = 'moving', origin = ? WHERE run = ? AND edge = ? AND state = 'waiting'",
+                (canonical_json(origin), run, edge),
             )
-            if done.rowcount:
-                self._event(run, step, kind, {"edge": edge, **data})
+            self._event(run, step, EventKind.AROUND, {"edge": edge, **data})
+
+    def finish_edge(self, run: RunId, step: StepId, edge: EdgeId, data: Mapping[str, Any], *, settled: bool) -> None:
+        """A bundle was received at the other end: `data` has its sha256 and bytes. The same again changes nothing."""
+        with self._change():
+            known = self._edge(run, edge)
+            state = EdgeState(known["state"])
+            if state != EdgeState.SETTLED:
+                state = EdgeState.SETTLED if settled else EdgeState.DONE
+                self._met(run, edge, state, data, known["origin"])
+            if not known["sha256"]:  # one that was repeated, because the receiver had lost it, is no news
+                self._event(run, step, EventKind.SENT, {"edge": edge, **data})
+
+    def meet_need(
+        self, run: RunId, way: Edge | Shortcut, rivals: Iterable[EdgeId], origin: Origin, data: Mapping[str, Any]
+    ) -> bool:
+        """A need of a step here is met on this way, and every other way is closed. False if another way was first."""
+        others = list(rivals)
+        with self._change():
+            if any(self._edge(run, other)["state"] == EdgeState.DONE for other in others):
+                return False
+            if self._edge(run, way.id)["state"] != EdgeState.DONE:
+                self._met(run, way.id, EdgeState.DONE, data, canonical_json(origin))
+                self._set_edges(run, others, EdgeState.CLOSED)
+                kind = EventKind.RECEIVED if isinstance(way, Edge) else EventKind.AROUND
+                self._event(run, way.target, kind, {"edge": way.id, **data})
+        return True
+
+    def _edge(self, run: RunId, edge: EdgeId) -> sqlite3.Row:
+        row: sqlite3.Row = self._db.execute("SELECT * FROM edges WHERE run = ? AND edge = ?", (run, edge)).fetchone()
+        return row
+
+    def _met(self, run: RunId, edge: EdgeId, state: EdgeState, data: Mapping[str, Any], origin: bytes) -> None:
+        self._db.execute(
+            "UPDATE edges SET state = ?, sha256 = ?, bytes = ?, origin = ? WHERE run = ? AND edge = ?",
+            (state.value, data.get("sha256", ""), data.get("bytes", 0), origin, run, edge),
+        )
+
+    def set_edges(self, run: RunId, edges: Iterable[EdgeId], state: EdgeState) -> None:
+        """Edges that are settled or closed, or that have to be sent again."""
+        with self._change():
+            self._set_edges(run, edges, state)
+
+    def _set_edges(self, run: RunId, edges: Iterable[EdgeId], state: EdgeState) -> None:
+        rows = [(state.value, run, edge) for edge in edges]
+        self._db.executemany("UPDATE edges SET state = ? WHERE run = ? AND edge = ?", rows)
 
     # --- events -----------------------------------------------------------------------------------------
 
@@ -240,21 +294,19 @@ class Journal:
         self.run(run)
         return EventStream(self, run, after)
 
-    def _next_events(self, stream: EventStream) -> list[Event]:
-        """Blocks until there are some; empty at the end of the run, of the stream or of the journal."""
+    def next_version(self, stream: Stream, seen: int | None) -> int | None:
+        """Blocks until something was committed after version `seen`; None at the end of the stream or of the node."""
         with self._lock:
-            while not (stream.closed or self._closed):
-                # The state is read first: events of a final state are committed with it.
-                row = self._db.execute("SELECT state FROM runs WHERE run = ?", (stream.run,)).fetchone()
-                is_final = RunState(row["state"]).is_final
-                found = self.events(stream.run, stream.after)
-                if found or is_final:
-                    return found
+            while not (stream.closed or self._ended):
+                if self._version != seen:
+                    return self._version
                 self._grown.wait()
-            return []
+        return None
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have every stream look again, though nothing was committed."""
         with self._lock:
+            self._version += 1
             self._grown.notify_all()
 
     # --- inside -----------------------------------------------------------------------------------------
@@ -273,7 +325,7 @@ class Journal:
                 if isinstance(error, sqlite3.Error):
                     raise _cannot_commit(error) from error
                 raise
-            self._grown.notify_all()
+            self.wake()
             told, self._changes = self._changes, []
         for event in told:
             _log(event)
@@ -285,41 +337,32 @@ class Journal:
             (now, run, step or "", kind.value, text),
         )
         seq = row.lastrowid or 0
+        if kind in _PROGRESS and seq % 100 == 0:
+            self._thin_out(run)
         self._changes.append(
             Event(seq=seq, time=now, run=run, site=self._site, step=step, kind=kind, data=json.loads(text))
         )
 
-    def _migrate(self) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version > _VERSION:
-            raise StoreError("E-STORE-VERSION", f"the journal has version {version}, this software knows {_VERSION}")
-        if version == 0:
-            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+    def _thin_out(self, run: RunId) -> None:
+        """However long a run lasts, its progress takes bounded room."""
+        kinds = ", ".join(f"'{kind}'" for kind in _PROGRESS)
+        self._db.execute(
+            f"DELETE FROM events WHERE run = ?1 AND kind IN ({kinds}) AND seq <= (SELECT seq FROM events"  # noqa: S608
+            f" WHERE run = ?1 AND kind IN ({kinds}) ORDER BY seq DESC LIMIT 1 OFFSET {_KEPT_PROGRESS})",
+            (run,),
+        )
 
 
-class EventStream:
-    """An iterator over a run's events that waits for the next one; `close` ends it from any thread."""
-
-    def __init__(self, journal: Journal, run: RunId, after: int) -> None:
-        self._journal = journal
-        self.run = run
-        self.after = after
-        self.closed = False
-
-    def __iter__(self) -> Iterator[Event]:
-        while events := self._journal._next_events(self):
-            for event in events:
-                self.after = event.seq
-                yield event
-
-    def close(self) -> None:
-        self.closed = True
-        self._journal._wake()
+def _cancel(row: sqlite3.Row) -> Signed | None:
+    if not row["cancel"]:
+        return None
+    return Signed(payload=row["cancel"], signature=row["cancel_signature"], certificate=row["cancel_certificate"])
 
 
 def _cannot_commit(error: sqlite3.Error) -> StoreError:
-    full = "full" in str(error)
-    return StoreError("E-STORE-DISK" if full else "E-STORE-DAMAGED", f"the journal cannot be written: {error}")
+    text = str(error)
+    code = "E-STORE-DISK" if "full" in text else "E-STORE-UNWRITABLE" if "readonly" in text else "E-STORE-DAMAGED"
+    return StoreError(code, f"the journal cannot be written: {error}")
 
 
 def _log(event: Event) -> None:
@@ -329,7 +372,8 @@ def _log(event: Event) -> None:
     except (KeyError, TypeError, ValueError) as error:  # what is committed must be acted upon, told well or not
         line = f"{event.kind} (untold: {error!r})"
     if line is not None:
-        troubled = event.kind in (EventKind.RETRY, EventKind.WARNING) or event.data.get("code")
+        trouble = (EventKind.RETRY, EventKind.WARNING, EventKind.UNREACHABLE, EventKind.AROUND)
+        troubled = event.kind in trouble or event.data.get("code")
         level = logging.WARNING if troubled else logging.INFO
         logger.log(level, "%s", line, extra={"run": event.run, "step": event.step or ""})
 

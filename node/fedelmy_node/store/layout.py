@@ -8,7 +8,7 @@
       site.toml                optional: the site's own settings
       scratch/RUN/             where a preparation works; gone when it ends
       runs/RUN/inputs/EDGE     bundles received (EDGE.DIGEST.part while one arrives)
-      runs/RUN/steps/STEP/     what a step wrote: bundle, trainer.log, pool/
+      runs/RUN/steps/STEP/     what a step wrote: bundle, trainer.log, pool/, checkpoints/ until it is done
 
 RUN, EDGE and STEP are derived from the names in the plan (`file_stem`), never the names themselves.
 """
@@ -69,6 +69,10 @@ class Layout:
     def output(self, run: RunId, step: StepId) -> Path:
         """Where a step writes its bundle."""
         return self.step(run, step) / "output.safetensors"
+
+    def checkpoints(self, run: RunId, step: StepId) -> Path:
+        """Where a trainer keeps what it needs to go on after an interruption."""
+        return self.step(run, step) / "checkpoints"
 
     def create(self) -> None:
         """Make the directory if need be, readable by its owner alone, and refuse what cannot hold a journal."""

@@ -14,7 +14,9 @@ from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import decode
 from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import EdgeId, StepId
-from fedelmy_node.domain.plan import Slice, Step
+from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind, in_order
+from fedelmy_node.domain.reports import Signed
+from fedelmy_node.domain.transfer import Origin
 from fedelmy_node.errors import ConfigError, PeerError, RunError
 
 __all__ = ["EdgeState", "Prepared", "StepRecord", "EdgeRecord", "RunRecord", "read_slice"]
@@ -26,9 +28,13 @@ class EdgeState(StrEnum):
     WAITING = "waiting"
     """Nothing has moved."""
     MOVING = "moving"
-    """Blocks are on their way."""
+    """Blocks are on their way, or will be as soon as the receiver can be reached."""
     DONE = "done"
     """Verified, on the receiver's disk, journaled and acknowledged."""
+    SETTLED = "settled"
+    """At the sender: the receiver has passed on what it made of it, so nobody has to answer for it any more."""
+    CLOSED = "closed"
+    """It will not be used: the need was met on another way, or the step was left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,15 +93,22 @@ class StepRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeRecord:
-    """Where a transfer is."""
+    """Where a transfer (or a shortcut) is."""
 
     state: EdgeState
     sha256: str
     size: int
+    origin: Origin
+    """Of a bundle that was received; of a way around: the steps that it leaves out, and why."""
 
     @classmethod
     def from_row(cls, row: sqlite3.Row) -> Self:
-        return cls(state=EdgeState(row["state"]), sha256=row["sha256"], size=row["bytes"])
+        return cls(
+            state=EdgeState(row["state"]),
+            sha256=row["sha256"],
+            size=row["bytes"],
+            origin=decode(Origin, json.loads(row["origin"])),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,9 +120,12 @@ class RunRecord:
     code: str
     """Of the error, if it failed here."""
     message: str
+    cancel: Signed | None
+    """The operator's word that it has ended, for neighbours that have not heard it."""
     changed_at: float
     steps: Mapping[StepId, StepRecord]
     edges: Mapping[EdgeId, EdgeRecord]
+    """Of edges and of shortcuts."""
 
     @property
     def slice(self) -> Slice:
@@ -125,16 +141,80 @@ class RunRecord:
         """Whether anything was done here that a new preparation would undo."""
         return self.has_received or any(step.started_at > 0 for step in self.steps.values())
 
+    def way(self, step: StepId, need: StepId) -> Edge | Shortcut | None:
+        """The way on which a need from another site was met."""
+        ways = self.slice.ways_to(step, need)
+        return next((way for way in ways if self.edges[way.id].state == EdgeState.DONE), None)
+
+    def source(self, step: StepId, need: StepId) -> StepId | None:
+        """The step of this site whose output meets the need, if it is one of this site."""
+        if need in self.steps:
+            return need
+        way = self.way(step, need)
+        return way.source if isinstance(way, Shortcut) else None
+
     def has_inputs(self, step: Step) -> bool:
         """Whether everything that `step` needs is at this site."""
         for need in step.needs:
-            edge = self.slice.edge_into(step, need)
-            if edge is None:
-                if self.steps[need].state != StepState.DONE:
-                    return False
-            elif self.edges[edge.id].state != EdgeState.DONE:
+            if need not in self.steps and self.way(step.id, need) is None:
+                return False
+            source = self.source(step.id, need)
+            if source is not None and self.steps[source].state != StepState.DONE:
                 return False
         return True
+
+    def origin(self, step: Step) -> Origin:
+        """Whose work the output of `step` holds."""
+        origin = Origin(contributors=(step.id,) if step.kind == StepKind.TRAIN else ())
+        for need in step.needs:
+            way, source = self.way(step.id, need), self.source(step.id, need)
+            if way is not None:
+                origin = origin.joined(self.edges[way.id].origin)
+            if source is not None:
+                origin = origin.joined(self.origin(self.slice.step(source)))
+        return origin
+
+    def is_settled(self, edge: Edge) -> bool:
+        """Whether the need that an edge to this site is for was met, and what was made of it has gone all its way."""
+        if self.way(edge.target, edge.need) is None:
+            return False
+        made = {edge.target}
+        for step in in_order(self.slice.steps):
+            if step.kind != StepKind.EVALUATE and any(self.source(step.id, need) in made for need in step.needs):
+                made.add(step.id)
+        done = all(self.steps[step].state in (StepState.DONE, StepState.SKIPPED) for step in made)
+        return done and all(self.is_over(step) for step in made)
+
+    def is_over(self, step: StepId) -> bool:
+        """Whether nobody has to answer for a step's output any more: it is settled, or others went around it."""
+        if self.steps[step].state == StepState.SKIPPED:
+            return True
+        return all(
+            self.edges[edge.id].state in (EdgeState.CLOSED, EdgeState.SETTLED)
+            or any(self.edges[way.id].state == _settling(way) for way in self._around(edge))
+            for edge in self.slice.edges_out
+            if edge.source == step and not edge.skips
+        )
+
+    def is_superseded(self, edge: Edge) -> bool:
+        """Whether the receiver of an edge from this site was skipped for good: the need behind it was met."""
+        states = (self.edges[way.id].state for way in self._around(edge))
+        return any(state in (EdgeState.DONE, EdgeState.SETTLED) for state in states)
+
+    def ends_here(self, edge: Edge) -> bool:
+        """Whether nothing of a bundle that arrives on this edge goes further."""
+        target = self.slice.step(edge.target)
+        return target.kind == StepKind.DELIVER and all(out.source != target.id for out in self.slice.edges_out)
+
+    def _around(self, edge: Edge) -> list[Edge | Shortcut]:
+        """The ways from the same step that lead around the receiver of an edge."""
+        ways = self.slice.edges_out + self.slice.shortcuts
+        return [way for way in ways if way.source == edge.source and edge.target in way.skips]
+
+
+def _settling(way: Edge | Shortcut) -> EdgeState:
+    """The state in which a way relieves its site: what is met by a shortcut is this site's own affair."""
+    return EdgeState.SETTLED if isinstance(way, Edge) else EdgeState.DONE
 
 
 def read_slice(payload: bytes) -> Slice:

@@ -66,3 +66,29 @@ class ModelReply(_message.Message):
     unreadable: str
     site: str
     def __init__(self, run: _Optional[str] = ..., path: _Optional[str] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., recipe: _Optional[bytes] = ..., data: _Optional[str] = ..., indices: _Optional[str] = ..., unreadable: _Optional[str] = ..., site: _Optional[str] = ...) -> None: ...
+
+class PruneRequest(_message.Message):
+    __slots__ = ("runs", "older_seconds", "dry_run")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    OLDER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedScalarFieldContainer[str]
+    older_seconds: float
+    dry_run: bool
+    def __init__(self, runs: _Optional[_Iterable[str]] = ..., older_seconds: _Optional[float] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class PruneReply(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[PrunedRun]
+    def __init__(self, runs: _Optional[_Iterable[_Union[PrunedRun, _Mapping]]] = ...) -> None: ...
+
+class PrunedRun(_message.Message):
+    __slots__ = ("run", "state", "size")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    state: str
+    size: int
+    def __init__(self, run: _Optional[str] = ..., state: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...

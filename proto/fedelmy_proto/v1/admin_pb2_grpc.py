@@ -55,6 +55,11 @@ class AdminStub:
                 request_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelRequest.SerializeToString,
                 response_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelReply.FromString,
                 _registered_method=True)
+        self.Prune = channel.unary_unary(
+                '/fedelmy.v1.Admin/Prune',
+                request_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.PruneRequest.SerializeToString,
+                response_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.PruneReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -88,6 +93,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prune(self, request, context):
+        """Forget runs that are over, and remove their files.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Model,
                     request_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelRequest.FromString,
                     response_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelReply.SerializeToString,
+            ),
+            'Prune': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prune,
+                    request_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.PruneRequest.FromString,
+                    response_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.PruneReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +237,33 @@ class Admin:
             '/fedelmy.v1.Admin/Model',
             fedelmy__proto_dot_v1_dot_admin__pb2.ModelRequest.SerializeToString,
             fedelmy__proto_dot_v1_dot_admin__pb2.ModelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedelmy.v1.Admin/Prune',
+            fedelmy__proto_dot_v1_dot_admin__pb2.PruneRequest.SerializeToString,
+            fedelmy__proto_dot_v1_dot_admin__pb2.PruneReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,8 @@ class AdminStub:
     """One run in detail."""
     Model: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ModelRequest, _admin_pb2.ModelReply]
     """Where the result of a run is on this site's disk, and what is needed to use it."""
+    Prune: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PruneRequest, _admin_pb2.PruneReply]
+    """Forget runs that are over, and remove their files."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -52,6 +54,8 @@ class AdminAsyncStub(AdminStub):
     """One run in detail."""
     Model: _aio.UnaryUnaryMultiCallable[_admin_pb2.ModelRequest, _admin_pb2.ModelReply]  # type: ignore[assignment]
     """Where the result of a run is on this site's disk, and what is needed to use it."""
+    Prune: _aio.UnaryUnaryMultiCallable[_admin_pb2.PruneRequest, _admin_pb2.PruneReply]  # type: ignore[assignment]
+    """Forget runs that are over, and remove their files."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -85,5 +89,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ModelReply, _abc.Awaitable[_admin_pb2.ModelReply]]:
         """Where the result of a run is on this site's disk, and what is needed to use it."""
+
+    @_abc_1.abstractmethod
+    def Prune(
+        self,
+        request: _admin_pb2.PruneRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PruneReply, _abc.Awaitable[_admin_pb2.PruneReply]]:
+        """Forget runs that are over, and remove their files."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

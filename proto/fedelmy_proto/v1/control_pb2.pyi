@@ -129,7 +129,7 @@ class ReportRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes")
+    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,10 @@ class ReportReply(_message.Message):
     LAST_EVENT_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     run: str
     site: str
     state: str
@@ -150,7 +154,55 @@ class ReportReply(_message.Message):
     last_event: int
     parameters: int
     bundle_bytes: int
-    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ...) -> None: ...
+    federation: str
+    neighbours: _containers.RepeatedCompositeFieldContainer[Neighbour]
+    absent: _containers.RepeatedCompositeFieldContainer[Absent]
+    origin: Origin
+    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+
+class Neighbour(_message.Message):
+    __slots__ = ("site", "address")
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    site: str
+    address: str
+    def __init__(self, site: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Absent(_message.Message):
+    __slots__ = ("site", "seconds", "on_unreachable", "patience_seconds", "code", "message")
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ON_UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    site: str
+    seconds: float
+    on_unreachable: str
+    patience_seconds: float
+    code: str
+    message: str
+    def __init__(self, site: _Optional[str] = ..., seconds: _Optional[float] = ..., on_unreachable: _Optional[str] = ..., patience_seconds: _Optional[float] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Origin(_message.Message):
+    __slots__ = ("contributors", "skipped")
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    contributors: _containers.RepeatedScalarFieldContainer[str]
+    skipped: _containers.RepeatedCompositeFieldContainer[Skip]
+    def __init__(self, contributors: _Optional[_Iterable[str]] = ..., skipped: _Optional[_Iterable[_Union[Skip, _Mapping]]] = ...) -> None: ...
+
+class Skip(_message.Message):
+    __slots__ = ("step", "by", "code", "message")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    step: str
+    by: str
+    code: str
+    message: str
+    def __init__(self, step: _Optional[str] = ..., by: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("step", "kind", "state", "sha256", "size", "result", "started_at", "ended_at")

@@ -85,7 +85,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Start(self, request, context):
-        """Begin with the steps that need no input; all others begin on delivery. Saying it twice is harmless.
+        """The run begins: steps that need no input at once, all others on delivery. Saying it twice is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

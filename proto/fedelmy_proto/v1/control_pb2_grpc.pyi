@@ -38,7 +38,7 @@ class ControlStub:
     Asked of every site first; one refusal, and nothing starts. Asking the same again is harmless.
     """
     Start: _grpc.UnaryUnaryMultiCallable[_control_pb2.StartRequest, _control_pb2.StartReply]
-    """Begin with the steps that need no input; all others begin on delivery. Saying it twice is harmless."""
+    """The run begins: steps that need no input at once, all others on delivery. Saying it twice is harmless."""
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]
     """Tell me everything about a run, from the beginning or from where I stopped listening, until it ends."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_control_pb2.CancelRequest, _control_pb2.CancelReply]
@@ -56,7 +56,7 @@ class ControlAsyncStub(ControlStub):
     Asked of every site first; one refusal, and nothing starts. Asking the same again is harmless.
     """
     Start: _aio.UnaryUnaryMultiCallable[_control_pb2.StartRequest, _control_pb2.StartReply]  # type: ignore[assignment]
-    """Begin with the steps that need no input; all others begin on delivery. Saying it twice is harmless."""
+    """The run begins: steps that need no input at once, all others on delivery. Saying it twice is harmless."""
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]  # type: ignore[assignment]
     """Tell me everything about a run, from the beginning or from where I stopped listening, until it ends."""
     Cancel: _aio.UnaryUnaryMultiCallable[_control_pb2.CancelRequest, _control_pb2.CancelReply]  # type: ignore[assignment]
@@ -89,7 +89,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.StartRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.StartReply, _abc.Awaitable[_control_pb2.StartReply]]:
-        """Begin with the steps that need no input; all others begin on delivery. Saying it twice is harmless."""
+        """The run begins: steps that need no input at once, all others on delivery. Saying it twice is harmless."""
 
     @_abc_1.abstractmethod
     def Watch(

@@ -25,25 +25,17 @@ _sym_db = _symbol_database.Default()
 from fedelmy_proto.v1 import control_pb2 as fedelmy__proto_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66\x65\x64\x65lmy_proto/v1/peer.proto\x12\nfedelmy.v1\x1a\x1e\x66\x65\x64\x65lmy_proto/v1/control.proto\"A\n\x0f\x41nnounceRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04\x65\x64ge\x18\x02 \x01(\t\x12\x13\n\x0b\x65ta_seconds\x18\x03 \x01(\x01\"\x0f\n\rAnnounceReply\"\x1b\n\x0cStateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"@\n\nStateReply\x12\r\n\x05state\x18\x01 \x01(\t\x12\x10\n\x08received\x18\x02 \x03(\t\x12\x11\n\tdelivered\x18\x03 \x03(\t\"3\n\rNotifyRequest\x12\"\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32\x12.fedelmy.v1.Signed\"\r\n\x0bNotifyReply2\xc3\x01\n\x04Peer\x12\x42\n\x08\x41nnounce\x12\x1b.fedelmy.v1.AnnounceRequest\x1a\x19.fedelmy.v1.AnnounceReply\x12\x39\n\x05State\x12\x18.fedelmy.v1.StateRequest\x1a\x16.fedelmy.v1.StateReply\x12<\n\x06Notify\x12\x19.fedelmy.v1.NotifyRequest\x1a\x17.fedelmy.v1.NotifyReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66\x65\x64\x65lmy_proto/v1/peer.proto\x12\nfedelmy.v1\x1a\x1e\x66\x65\x64\x65lmy_proto/v1/control.proto\"\x1d\n\x0eNeighbourWatch\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x95\x01\n\x0eNeighbourState\x12\r\n\x05state\x18\x01 \x01(\t\x12\x10\n\x08received\x18\x02 \x03(\t\x12\x0f\n\x07settled\x18\x03 \x03(\t\x12\x0e\n\x06\x63losed\x18\x04 \x03(\t\x12\x0c\n\x04near\x18\x05 \x03(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\"\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x12.fedelmy.v1.Signed2I\n\x04Peer\x12\x41\n\x05Watch\x12\x1a.fedelmy.v1.NeighbourWatch\x1a\x1a.fedelmy.v1.NeighbourState0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedelmy_proto.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ANNOUNCEREQUEST']._serialized_start=75
-  _globals['_ANNOUNCEREQUEST']._serialized_end=140
-  _globals['_ANNOUNCEREPLY']._serialized_start=142
-  _globals['_ANNOUNCEREPLY']._serialized_end=157
-  _globals['_STATEREQUEST']._serialized_start=159
-  _globals['_STATEREQUEST']._serialized_end=186
-  _globals['_STATEREPLY']._serialized_start=188
-  _globals['_STATEREPLY']._serialized_end=252
-  _globals['_NOTIFYREQUEST']._serialized_start=254
-  _globals['_NOTIFYREQUEST']._serialized_end=305
-  _globals['_NOTIFYREPLY']._serialized_start=307
-  _globals['_NOTIFYREPLY']._serialized_end=320
-  _globals['_PEER']._serialized_start=323
-  _globals['_PEER']._serialized_end=518
+  _globals['_NEIGHBOURWATCH']._serialized_start=75
+  _globals['_NEIGHBOURWATCH']._serialized_end=104
+  _globals['_NEIGHBOURSTATE']._serialized_start=107
+  _globals['_NEIGHBOURSTATE']._serialized_end=256
+  _globals['_PEER']._serialized_start=258
+  _globals['_PEER']._serialized_end=331
 # @@protoc_insertion_point(module_scope)

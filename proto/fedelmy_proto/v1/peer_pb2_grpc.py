@@ -34,42 +34,19 @@ class PeerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Announce = channel.unary_unary(
-                '/fedelmy.v1.Peer/Announce',
-                request_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.AnnounceRequest.SerializeToString,
-                response_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.AnnounceReply.FromString,
-                _registered_method=True)
-        self.State = channel.unary_unary(
-                '/fedelmy.v1.Peer/State',
-                request_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.StateRequest.SerializeToString,
-                response_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.StateReply.FromString,
-                _registered_method=True)
-        self.Notify = channel.unary_unary(
-                '/fedelmy.v1.Peer/Notify',
-                request_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.NotifyRequest.SerializeToString,
-                response_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.NotifyReply.FromString,
+        self.Watch = channel.unary_stream(
+                '/fedelmy.v1.Peer/Watch',
+                request_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourWatch.SerializeToString,
+                response_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourState.FromString,
                 _registered_method=True)
 
 
 class PeerServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Announce(self, request, context):
-        """The run has begun, and your input on this edge comes in about so many seconds.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def State(self, request, context):
-        """How is this run doing at your site?
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Notify(self, request, context):
-        """An operator said this; act on it and pass it on.
+    def Watch(self, request, context):
+        """How is this run doing at your site, as far as it concerns me? Tell me now, and again whenever it changes, until
+        it is over. A stream that stands is also how each of us knows that the other is there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,20 +55,10 @@ class PeerServicer:
 
 def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Announce': grpc.unary_unary_rpc_method_handler(
-                    servicer.Announce,
-                    request_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.AnnounceRequest.FromString,
-                    response_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.AnnounceReply.SerializeToString,
-            ),
-            'State': grpc.unary_unary_rpc_method_handler(
-                    servicer.State,
-                    request_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.StateRequest.FromString,
-                    response_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.StateReply.SerializeToString,
-            ),
-            'Notify': grpc.unary_unary_rpc_method_handler(
-                    servicer.Notify,
-                    request_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.NotifyRequest.FromString,
-                    response_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.NotifyReply.SerializeToString,
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourWatch.FromString,
+                    response_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourState.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -105,7 +72,7 @@ class Peer:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Announce(request,
+    def Watch(request,
             target,
             options=(),
             channel_credentials=None,
@@ -115,66 +82,12 @@ class Peer:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
-            '/fedelmy.v1.Peer/Announce',
-            fedelmy__proto_dot_v1_dot_peer__pb2.AnnounceRequest.SerializeToString,
-            fedelmy__proto_dot_v1_dot_peer__pb2.AnnounceReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def State(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/fedelmy.v1.Peer/State',
-            fedelmy__proto_dot_v1_dot_peer__pb2.StateRequest.SerializeToString,
-            fedelmy__proto_dot_v1_dot_peer__pb2.StateReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Notify(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/fedelmy.v1.Peer/Notify',
-            fedelmy__proto_dot_v1_dot_peer__pb2.NotifyRequest.SerializeToString,
-            fedelmy__proto_dot_v1_dot_peer__pb2.NotifyReply.FromString,
+            '/fedelmy.v1.Peer/Watch',
+            fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourWatch.SerializeToString,
+            fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourState.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,46 +31,28 @@ class PeerStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PeerAsyncStub: ...
-    Announce: _grpc.UnaryUnaryMultiCallable[_peer_pb2.AnnounceRequest, _peer_pb2.AnnounceReply]
-    """The run has begun, and your input on this edge comes in about so many seconds."""
-    State: _grpc.UnaryUnaryMultiCallable[_peer_pb2.StateRequest, _peer_pb2.StateReply]
-    """How is this run doing at your site?"""
-    Notify: _grpc.UnaryUnaryMultiCallable[_peer_pb2.NotifyRequest, _peer_pb2.NotifyReply]
-    """An operator said this; act on it and pass it on."""
+    Watch: _grpc.UnaryStreamMultiCallable[_peer_pb2.NeighbourWatch, _peer_pb2.NeighbourState]
+    """How is this run doing at your site, as far as it concerns me? Tell me now, and again whenever it changes, until
+    it is over. A stream that stands is also how each of us knows that the other is there.
+    """
 
 @_typing.type_check_only
 class PeerAsyncStub(PeerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Announce: _aio.UnaryUnaryMultiCallable[_peer_pb2.AnnounceRequest, _peer_pb2.AnnounceReply]  # type: ignore[assignment]
-    """The run has begun, and your input on this edge comes in about so many seconds."""
-    State: _aio.UnaryUnaryMultiCallable[_peer_pb2.StateRequest, _peer_pb2.StateReply]  # type: ignore[assignment]
-    """How is this run doing at your site?"""
-    Notify: _aio.UnaryUnaryMultiCallable[_peer_pb2.NotifyRequest, _peer_pb2.NotifyReply]  # type: ignore[assignment]
-    """An operator said this; act on it and pass it on."""
+    Watch: _aio.UnaryStreamMultiCallable[_peer_pb2.NeighbourWatch, _peer_pb2.NeighbourState]  # type: ignore[assignment]
+    """How is this run doing at your site, as far as it concerns me? Tell me now, and again whenever it changes, until
+    it is over. A stream that stands is also how each of us knows that the other is there.
+    """
 
 class PeerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
-    def Announce(
+    def Watch(
         self,
-        request: _peer_pb2.AnnounceRequest,
+        request: _peer_pb2.NeighbourWatch,
         context: _ServicerContext,
-    ) -> _typing.Union[_peer_pb2.AnnounceReply, _abc.Awaitable[_peer_pb2.AnnounceReply]]:
-        """The run has begun, and your input on this edge comes in about so many seconds."""
-
-    @_abc_1.abstractmethod
-    def State(
-        self,
-        request: _peer_pb2.StateRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_peer_pb2.StateReply, _abc.Awaitable[_peer_pb2.StateReply]]:
-        """How is this run doing at your site?"""
-
-    @_abc_1.abstractmethod
-    def Notify(
-        self,
-        request: _peer_pb2.NotifyRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_peer_pb2.NotifyReply, _abc.Awaitable[_peer_pb2.NotifyReply]]:
-        """An operator said this; act on it and pass it on."""
+    ) -> _typing.Union[_abc.Iterator[_peer_pb2.NeighbourState], _abc.AsyncIterator[_peer_pb2.NeighbourState]]:
+        """How is this run doing at your site, as far as it concerns me? Tell me now, and again whenever it changes, until
+        it is over. A stream that stands is also how each of us knows that the other is there.
+        """
 
 def add_PeerServicer_to_server(servicer: PeerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,3 +1,4 @@
+from fedelmy_proto.v1 import control_pb2 as _control_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BeginRequest(_message.Message):
-    __slots__ = ("run", "edge", "size", "sha256", "block_bytes", "wire_dtype", "manifest")
+    __slots__ = ("run", "edge", "size", "sha256", "block_bytes", "wire_dtype", "manifest", "origin")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EDGE_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +16,7 @@ class BeginRequest(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     run: str
     edge: str
     size: int
@@ -22,7 +24,8 @@ class BeginRequest(_message.Message):
     block_bytes: int
     wire_dtype: str
     manifest: _containers.RepeatedCompositeFieldContainer[Tensor]
-    def __init__(self, run: _Optional[str] = ..., edge: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., wire_dtype: _Optional[str] = ..., manifest: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+    origin: _control_pb2.Origin
+    def __init__(self, run: _Optional[str] = ..., edge: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., wire_dtype: _Optional[str] = ..., manifest: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., origin: _Optional[_Union[_control_pb2.Origin, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "dtype", "shape")
@@ -73,11 +76,13 @@ class Block(_message.Message):
     def __init__(self, index: _Optional[int] = ..., data: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("edge", "sha256", "size")
+    __slots__ = ("edge", "sha256", "size", "settled")
     EDGE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
     edge: str
     sha256: bytes
     size: int
-    def __init__(self, edge: _Optional[str] = ..., sha256: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
+    settled: bool
+    def __init__(self, edge: _Optional[str] = ..., sha256: _Optional[bytes] = ..., size: _Optional[int] = ..., settled: _Optional[bool] = ...) -> None: ...

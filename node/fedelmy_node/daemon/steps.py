@@ -1,0 +1,162 @@
+"""The steps of this site: queued when their inputs are there, computed by trainers, journaled when they are done."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from fedelmy_node.daemon.device import Assignment, Device
+from fedelmy_node.daemon.trainers import Failed, Finished, Message
+from fedelmy_node.daemon.ways import edges_after
+from fedelmy_node.daemon.workspace import Workspace
+from fedelmy_node.domain.events import EventKind, StepState
+from fedelmy_node.domain.names import EdgeId, RunId, StepId
+from fedelmy_node.domain.plan import Step, StepKind, in_order
+from fedelmy_node.errors import FedelmyError
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.records import RunRecord
+
+__all__ = ["Steps"]
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 3
+"""A trainer that dies without a reason, and without having got further, is tried this often in all."""
+_NEAR_SECONDS: Final = 30.0
+"""A neighbour whose input comes within this time is told, and starts its trainer."""
+_REST_SECONDS: Final = 30.0
+"""Before a step that found no room on the disk is tried again."""
+
+
+class Steps:
+    """All methods run on the executor's thread; `advance` and `failed` are called there, too."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        workspace: Workspace,
+        post: Callable[[Callable[[], None]], None],
+        advance: Callable[[RunId], None],
+        failed: Callable[[RunId, FedelmyError], None],
+    ) -> None:
+        self._journal = journal
+        self._workspace = workspace
+        self._advance = advance
+        self._failed = failed
+        self.device: Final = Device(post, self._trainer_said)
+        self._near: frozenset[tuple[RunId, EdgeId]] = frozenset()
+        self._resting: dict[tuple[RunId, StepId], float] = {}
+        self._crashes: Counter[tuple[RunId, StepId]] = Counter()
+
+    def near(self, run: RunId) -> frozenset[EdgeId]:
+        """The edges of a run whose hand-over comes within seconds; may be asked from any thread."""
+        return frozenset(edge for known, edge in self._near if known == run)
+
+    def queue(self, run: RunId) -> None:
+        """Queue every step whose inputs are there; deliver steps are done at once."""
+        record = self._journal.run(run)
+        for step in in_order(record.slice.steps):
+            waits = record.steps[step.id].state == StepState.WAITING and (run, step.id) not in self._resting
+            if waits and record.has_inputs(step):
+                if step.kind == StepKind.DELIVER:
+                    self._pass_on(record, step)
+                    record = self._journal.run(run)
+                else:
+                    self._journal.set_step(run, step.id, StepState.QUEUED)
+                    assignment = self._workspace.assignment(record, step)
+                    self.device.submit(assignment, self._workspace.inputs(record, step))
+
+    def feed(self) -> None:
+        """Let the next step begin, if the device is free."""
+        following = self.device.begin_next()
+        if following is not None:
+            assignment, inputs = following
+            self._journal.set_step(assignment.run, assignment.step.id, StepState.RUNNING)
+            self.device.go(assignment, inputs)
+
+    def warm_up(self, record: RunRecord, step: Step) -> None:
+        """Load for `step`, or, if it computes nothing, for the step here that follows it."""
+        if step.kind == StepKind.DELIVER:
+            for known in record.slice.steps:
+                if step.id in known.needs:
+                    self.warm_up(record, known)
+        elif record.steps[step.id].state == StepState.WAITING:
+            self.device.warm_up(self._workspace.assignment(record, step))
+
+    def drop(self, run: RunId) -> None:
+        """Stop whatever is under way for a run."""
+        self.device.drop(run)
+        self._near = frozenset(key for key in self._near if key[0] != run)
+        self._resting = {key: due for key, due in self._resting.items() if key[0] != run}
+
+    def leave_out(self, run: RunId, step: StepId) -> None:
+        """The others went on without this step."""
+        self.device.drop(run, step)
+        self._journal.set_step(run, step, StepState.SKIPPED, message="the others went on without it")
+
+    def rested(self) -> set[RunId]:
+        """The runs with a step that has just rested long enough."""
+        over = [key for key, due in self._resting.items() if due <= time.monotonic()]
+        for key in over:
+            del self._resting[key]
+        return {run for run, _ in over}
+
+    def seconds_to_rested(self) -> list[float]:
+        return [due - time.monotonic() for due in self._resting.values()]
+
+    def _pass_on(self, record: RunRecord, step: Step) -> None:
+        """A deliver step's output is its input."""
+        (need,) = step.needs
+        source, way = record.source(step.id, need), record.way(step.id, need)
+        known = record.steps[source] if source else record.edges[way.id] if way else None
+        assert known is not None, "a deliver step that has its inputs has one"
+        self._journal.finish_step(record.slice.run, step.id, known.sha256, known.size, {})
+
+    def _trainer_said(self, assignment: Assignment, message: Message) -> None:
+        run, step = assignment.run, assignment.step
+        if isinstance(message, Finished):
+            del self._crashes[assignment.key]
+            outcome = message.outcome
+            self._journal.finish_step(run, step.id, outcome.sha256 or "", outcome.bytes, outcome.report)
+            self._advance(run)
+        elif isinstance(message, Failed):
+            self._step_failed(assignment, message)
+        else:
+            if message.kind in (EventKind.EPOCH, EventKind.MEMBER):
+                del self._crashes[assignment.key]  # it got further
+            self._journal.record(run, step.id, message.kind, message.data)
+            self._tell_if_near(assignment, message.data)
+
+    def _step_failed(self, assignment: Assignment, failed: Failed) -> None:
+        run, step, error = assignment.run, assignment.step, failed.error
+        self._crashes[assignment.key] += failed.crashed
+        crashes, no_room = self._crashes[assignment.key], error.code == "E-STORE-DISK"
+        if not no_room and (not failed.crashed or crashes >= _ATTEMPTS):
+            del self._crashes[assignment.key]
+            self._journal.set_step(run, step.id, StepState.FAILED, code=error.code, message=error.message)
+            self._failed(run, error)
+            return
+        then = f"tried again in {_REST_SECONDS:g} s" if no_room else f"attempt {crashes} of {_ATTEMPTS}"
+        if no_room:
+            self._resting[assignment.key] = time.monotonic() + _REST_SECONDS
+        note = {"code": error.code, "message": f"{error.message}; {then}"}
+        self._journal.record(run, step.id, EventKind.WARNING, note)
+        self._journal.set_step(run, step.id, StepState.WAITING)
+        self._advance(run)
+
+    def _tell_if_near(self, assignment: Assignment, data: Mapping[str, Any]) -> None:
+        """Near the end of a step, whoever needs its output starts to load: neighbours and this site itself."""
+        eta = data.get("eta_seconds")
+        if eta is None or eta > _NEAR_SECONDS:
+            return
+        record = self._journal.run(assignment.run)
+        near = {(assignment.run, edge.id) for edge in edges_after(record.slice, assignment.step)}
+        if not near <= self._near:
+            self._near |= near
+            self._journal.wake()  # the neighbours' streams look again
+        for step in record.slice.steps:
+            if assignment.step.id in step.needs:
+                self.warm_up(record, step)

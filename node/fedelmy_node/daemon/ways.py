@@ -1,0 +1,156 @@
+"""What follows from a run's record: whom to watch, which ways around are open, what has become useless, what is over.
+
+Only functions of the journal's rows and of who is out of reach; the executor acts on what they say.
+
+A step's output may leave on several edges: the plan's own, and, for sites that may be skipped, ways around
+them. They are one group, because each carries the same bundle for the same purpose. The site answers for a
+group until a receiver says that it is settled, however many sites between have died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from fedelmy_node.domain.events import StepState
+from fedelmy_node.domain.names import EdgeId, SiteName, StepId, site_of
+from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind, in_order
+from fedelmy_node.domain.reports import NeighbourState
+from fedelmy_node.store.records import EdgeState, RunRecord
+
+__all__ = ["to_watch", "to_send", "ways_around", "useless", "is_complete", "edges_after", "state_for"]
+
+_ENDED: Final = (StepState.DONE, StepState.SKIPPED, StepState.CANCELLED)
+
+
+def to_watch(record: RunRecord, absent: AbstractSet[SiteName]) -> set[SiteName]:
+    """The neighbours that something is still expected of, and, where all before them are absent, those behind them."""
+    plan, found = record.slice, set()
+    for way in _open_inputs(record):
+        if isinstance(way, Edge) and _sites(way) <= absent:
+            found.add(way.sender)
+    for edge in plan.edges_out:
+        if not record.is_over(edge.source) and (_is_used(record, edge) or _sites(edge) <= absent):
+            found.add(edge.receiver)
+    return found
+
+
+def to_send(record: RunRecord) -> list[Edge]:
+    """The edges whose bundle is there and not yet where it should be."""
+    return [
+        edge
+        for edge in record.slice.edges_out
+        if record.steps[edge.source].state == StepState.DONE
+        and (not edge.skips or record.edges[edge.id].state == EdgeState.MOVING)
+        and record.edges[edge.id].state in (EdgeState.WAITING, EdgeState.MOVING)
+        and not record.is_over(edge.source)
+        and not record.is_superseded(edge)
+    ]
+
+
+def ways_around(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[Edge | Shortcut]:
+    """The ways that can be taken now because every site that they lead around was given up."""
+    found: list[Edge | Shortcut] = [
+        edge
+        for edge in record.slice.edges_out
+        if edge.skips
+        and record.edges[edge.id].state == EdgeState.WAITING
+        and record.steps[edge.source].state == StepState.DONE
+        and _sites(edge) <= given_up
+        and not record.is_over(edge.source)
+    ]
+    for way in _open_inputs(record):
+        ready = isinstance(way, Shortcut) and _sites(way) <= given_up
+        if ready and (way.source is None or record.steps[way.source].state == StepState.DONE):
+            found.append(way)
+    return found
+
+
+def useless(record: RunRecord) -> list[StepId]:
+    """The steps that can or need not be done any more, because the others went on without them."""
+    plan = record.slice
+    gone = {step for step, known in record.steps.items() if known.state == StepState.SKIPPED}
+    before = len(gone)
+    for step in in_order(plan.steps):
+        if record.steps[step.id].state not in _ENDED and any(_is_lost(record, step, need, gone) for need in step.needs):
+            gone.add(step.id)
+    for step in reversed(in_order(plan.steps)):
+        if record.steps[step.id].state not in _ENDED and not _is_wanted(record, step, gone):
+            gone.add(step.id)
+    return sorted(step for step in gone if record.steps[step].state != StepState.SKIPPED) if len(gone) > before else []
+
+
+def _is_lost(record: RunRecord, step: Step, need: StepId, gone: AbstractSet[StepId]) -> bool:
+    """Whether a need will never be met."""
+    if need in record.steps:
+        return need in gone
+    if record.way(step.id, need) is not None:
+        return False
+    own, *_ = record.slice.ways_to(step.id, need)
+    return record.edges[own.id].state == EdgeState.CLOSED
+
+
+def _is_wanted(record: RunRecord, step: Step, gone: AbstractSet[StepId]) -> bool:
+    """Whether anybody can still use the output; a step without one is for the site itself."""
+    if step.kind == StepKind.EVALUATE:
+        return True
+    edges = [edge for edge in record.slice.edges_out if edge.source == step.id and not edge.skips]
+    here = [known.id for known in record.slice.steps if step.id in known.needs]
+    if not edges and not here:
+        return True
+    return any(record.edges[edge.id].state != EdgeState.CLOSED for edge in edges) or any(s not in gone for s in here)
+
+
+def is_complete(record: RunRecord) -> bool:
+    """Whether every step has ended here and nobody has to answer for any output."""
+    return all(known.state in _ENDED for known in record.steps.values()) and all(
+        record.is_over(step) for step in record.steps
+    )
+
+
+def edges_after(plan: Slice, step: Step) -> list[Edge]:
+    """The edges that carry this step's output, directly or through deliver steps of this site."""
+    carriers = {step.id}
+    for known in in_order(plan.steps):
+        if known.kind == StepKind.DELIVER and carriers & set(known.needs):
+            carriers.add(known.id)
+    return [edge for edge in plan.edges_out if edge.source in carriers]
+
+
+def state_for(record: RunRecord, asker: SiteName, near: AbstractSet[EdgeId]) -> NeighbourState:
+    """What this site tells one of its neighbours about the run."""
+    plan, edges = record.slice, record.edges
+    from_asker = [edge for edge in plan.edges_in if edge.sender == asker]
+    to_asker = [edge for edge in plan.edges_out if edge.receiver == asker]
+    closed = [edge.id for edge in from_asker if edges[edge.id].state == EdgeState.CLOSED]
+    return NeighbourState(
+        state=record.state,
+        received=tuple(edge.id for edge in from_asker if edges[edge.id].state == EdgeState.DONE),
+        settled=tuple(edge.id for edge in from_asker if record.is_settled(edge)),
+        closed=tuple(closed + [edge.id for edge in to_asker if record.is_superseded(edge)]),
+        near=tuple(edge.id for edge in to_asker if edge.id in near),
+        message=record.message if record.state == "aborted" else "",
+        cancel=record.cancel,
+    )
+
+
+def _open_inputs(record: RunRecord) -> list[Edge | Shortcut]:
+    """Every way to a need that was not met and still can be."""
+    return [
+        way
+        for step in record.slice.steps
+        if record.steps[step.id].state not in _ENDED
+        for need in step.needs
+        if need not in record.steps and record.way(step.id, need) is None
+        for way in record.slice.ways_to(step.id, need)
+        if record.edges[way.id].state != EdgeState.CLOSED
+    ]
+
+
+def _is_used(record: RunRecord, edge: Edge) -> bool:
+    """Whether an edge is the plan's own, or a way around that was opened."""
+    return not edge.skips or record.edges[edge.id].state != EdgeState.WAITING
+
+
+def _sites(way: Edge | Shortcut) -> set[SiteName]:
+    return {site_of(step) for step in way.skips}

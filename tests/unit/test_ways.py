@@ -1,0 +1,225 @@
+"""Ways around sites that are out of reach: whoever is left always has exactly one graph to go on with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from federations import make_federation, make_plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedelmy_launcher.plans import compile_plan, signed_slices
+from fedelmy_node.daemon.ways import is_complete, state_for, to_send, to_watch, useless, ways_around
+from fedelmy_node.domain.events import EventKind, RunState, StepState
+from fedelmy_node.domain.names import EdgeId, SiteName, StepId, run_id, site_of
+from fedelmy_node.domain.plan import Edge, Plan, Shortcut, StepKind
+from fedelmy_node.domain.transfer import Origin, Skip
+from fedelmy_node.errors import ConfigError
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.records import EdgeState, Prepared, RunRecord, read_slice
+
+SKIP = {"on_unreachable": "skip", "patience_seconds": 5.0}
+
+
+def skipping(*sites: str, **changes: Any) -> Plan:
+    return make_plan(*sites, absence=SKIP, **changes)
+
+
+def way_of(plan: Plan, step: StepId, need: StepId, dead: set[SiteName]) -> Edge | Shortcut | None:
+    """The way that is left if these sites are dead."""
+    ways = [way for way in plan.ways if way.target == step and way.need == need]
+    open_ways = [
+        way
+        for way in sorted(ways, key=lambda way: len(way.skips))
+        if {site_of(skipped) for skipped in way.skips} <= dead
+        and (way.source is None or site_of(way.source) not in dead)
+    ]
+    return open_ways[0] if open_ways else None
+
+
+def test_without_a_policy_nothing_leads_around() -> None:
+    plan = make_plan("a", "b", "c")
+    assert all(isinstance(way, Edge) and not way.skips for way in plan.ways)
+
+
+def test_the_ways_of_a_chain() -> None:
+    plan = skipping("a", "b", "c")
+    found = {way.id: way.skips for way in plan.ways if way.skips}
+    assert found == {
+        "train.1@a>train.3@c/train.2@b": ("train.2@b",),
+        ">train.2@b/train.1@a": ("train.1@a",),
+        ">train.3@c/train.2@b": ("train.2@b", "train.1@a"),
+        "train.2@b>deliver.2@b/deliver.1@c": ("deliver.1@c", "train.3@c"),
+        "deliver.1@c>deliver.3@a/deliver.2@b": ("deliver.2@b",),
+        "train.1@a>deliver.3@a/deliver.2@b": ("deliver.2@b", "deliver.1@c", "train.3@c", "train.2@b"),
+    }
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 7), st.data())
+def test_whoever_is_left_has_a_graph(count: int, data: st.DataObject) -> None:
+    names = [SiteName(f"s{number}") for number in range(count)]
+    dead = set(data.draw(st.lists(st.sampled_from(names), max_size=count - 1, unique=True)) if count > 1 else [])
+    plan = skipping(*names)
+    alive = [step for step in plan.steps if step.site not in dead]
+    given_to = {
+        step.id: [
+            need if site_of(need) == step.site else way.source
+            for need in step.needs
+            for way in (way_of(plan, step.id, need, dead),)
+            if site_of(need) == step.site or way is not None
+        ]
+        for step in alive
+    }
+    heads = [step.id for step in alive if step.kind == StepKind.TRAIN and not [s for s in given_to[step.id] if s]]
+    assert len(heads) == 1, "exactly one site begins anew"
+    for step in alive:
+        if step.kind != StepKind.TRAIN:
+            # Followed back, the result at every site holds the work of every site that is left.
+            seen, source = [], given_to[step.id][0]
+            while source is not None:
+                assert site_of(source) not in dead
+                seen.append(source)
+                source = next(iter(given_to[source]), None)
+            assert {s for s in seen if s.startswith("train")} == {s.id for s in alive if s.kind == StepKind.TRAIN}
+
+
+def test_the_site_that_alone_keeps_the_result_cannot_be_skipped() -> None:
+    with pytest.raises(ConfigError, match="c alone keeps the result"):
+        skipping("a", "b", "c", deliver="last")
+
+
+def test_policies_of_single_sites() -> None:
+    members = [{"name": name, "address": "127.0.0.1:1"} for name in ("a", "b", "c")]
+    members[1] |= {"on_unreachable": "skip", "patience": "90s"}
+    plan = compile_plan(make_federation(members=members), run_id("r"))
+    assert {way.skips for way in plan.ways if way.skips} == {("train.2@b",), ("deliver.2@b",)}
+    south = plan.slice_for(SiteName("a")).neighbour(SiteName("b")).absence
+    assert (south.on_unreachable, south.patience_seconds) == ("skip", 90.0)
+
+
+class Site:
+    """The journal of one site of a chain a, b, c, d in which everybody may be skipped."""
+
+    def __init__(self, name: str) -> None:
+        self.name = SiteName(name)
+        payload = signed_slices(skipping("a", "b", "c", "d"), None)[self.name].payload
+        self.journal = Journal(":memory:", self.name)
+        self.journal.add_run(
+            Prepared(
+                payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o",
+                manifest=(), report={},
+            )
+        )  # fmt: skip
+        self.run = self.record.slice.run
+        self.journal.set_run(self.run, RunState.RUNNING)
+
+    @property
+    def record(self) -> RunRecord:
+        return self.journal.run(run_id("run-1"))
+
+    def done(self, step: str) -> None:
+        self.journal.finish_step(self.run, StepId(step), "ab", 1, {})
+
+    def sent(self, edge: str, *, settled: bool = False) -> None:
+        source = StepId(edge.partition(">")[0])
+        self.journal.finish_edge(self.run, source, EdgeId(edge), {"sha256": "ab", "bytes": 1}, settled=settled)
+
+    def received(self, edge: str, origin: Origin | None = None) -> bool:
+        way = next(known for known in self.record.slice.edges_in + self.record.slice.shortcuts if known.id == edge)
+        rivals = [rival.id for rival in self.record.slice.ways_to(way.target, way.need) if rival.id != way.id]
+        data = {"sha256": "ab", "bytes": 1, "peer": "x", "steps": [], "code": "", "message": ""}
+        return self.journal.meet_need(self.run, way, rivals, origin or Origin(), data)
+
+    def state(self, edge: str) -> EdgeState:
+        return self.record.edges[EdgeId(edge)].state
+
+    def around(self, *dead: str) -> list[str]:
+        return [way.id for way in ways_around(self.record, {SiteName(site) for site in dead})]
+
+
+def test_a_sender_goes_around_as_many_as_are_dead_and_no_further() -> None:
+    a = Site("a")
+    assert a.around("b", "c", "d") == [], "there is nothing to send yet"
+    a.done("train.1@a")
+    assert a.around() == []
+    assert a.around("b") == ["train.1@a>train.3@c/train.2@b"]
+    assert a.around("c") == [], "b is there, so b is responsible for c"
+    assert set(a.around("b", "c")) == {"train.1@a>train.3@c/train.2@b", "train.1@a>train.4@d/train.3@c"}
+    assert "train.1@a>deliver.4@a/deliver.3@b" in a.around("b", "c", "d"), "alone, its own work is the result"
+
+
+def test_a_sender_answers_for_its_edge_until_it_is_settled() -> None:
+    a = Site("a")
+    a.done("train.1@a")
+    a.sent("train.1@a>train.2@b")
+    assert SiteName("b") in to_watch(a.record, set())
+    assert a.around("b") == ["train.1@a>train.3@c/train.2@b"], "b died after its receipt"
+    a.journal.set_edges(a.run, [EdgeId("train.1@a>train.2@b")], EdgeState.SETTLED)
+    assert a.around("b") == []
+
+
+def test_whom_to_watch_grows_with_the_absent() -> None:
+    c = Site("c")
+    assert to_watch(c.record, set()) == {"b", "d"}
+    assert to_watch(c.record, {SiteName("b")}) == {"a", "b", "d"}
+
+
+def test_the_first_way_wins_and_closes_the_others() -> None:
+    c = Site("c")
+    assert c.received("train.1@a>train.3@c/train.2@b")
+    assert not c.received("train.2@b>train.3@c")
+    assert c.state("train.2@b>train.3@c") == EdgeState.CLOSED
+    told = state_for(c.record, SiteName("b"), frozenset())
+    assert told.closed == ("train.2@b>train.3@c",) and told.received == ()
+    assert [event.kind for event in c.journal.events(c.run)].count(EventKind.RECEIVED) == 1
+
+
+def test_a_site_that_was_skipped_leaves_its_step_out_and_takes_the_result() -> None:
+    b = Site("b")
+    b.journal.set_edges(b.run, [EdgeId("train.1@a>train.2@b")], EdgeState.CLOSED)
+    assert useless(b.record) == ["train.2@b"]
+    b.journal.set_step(b.run, StepId("train.2@b"), StepState.SKIPPED)
+    assert useless(b.record) == []
+    assert not is_complete(b.record), "the result is still to come"
+    assert to_watch(b.record, set()) >= {"c"}
+
+
+def test_a_step_whose_output_nobody_wants_is_left_out() -> None:
+    b = Site("b")
+    b.received("train.1@a>train.2@b")
+    b.journal.set_edges(b.run, [EdgeId("train.2@b>train.3@c")], EdgeState.CLOSED)
+    assert useless(b.record) == ["train.2@b"]
+
+
+def test_when_the_last_site_is_dead_the_one_before_it_has_the_result() -> None:
+    c = Site("c")
+    c.received("train.2@b>train.3@c", Origin(contributors=(StepId("train.1@a"), StepId("train.2@b"))))
+    c.done("train.3@c")
+    (shortcut,) = c.around("d")
+    assert shortcut == "train.3@c>deliver.2@c/deliver.1@d"
+    skips = (Skip(step=StepId("train.4@d"), by=SiteName("c"), code="E-PEER-UNREACHABLE", message="gone"),)
+    c.received(shortcut, Origin(skipped=skips))
+    deliver = c.record.slice.step(StepId("deliver.2@c"))
+    assert c.record.has_inputs(deliver)
+    c.done("deliver.2@c")
+    origin = c.record.origin(deliver)
+    assert origin.contributors == ("train.1@a", "train.2@b", "train.3@c")
+    assert [skip.step for skip in origin.skipped] == ["train.4@d"]
+    assert c.record.is_over(StepId("train.3@c"))
+    closed = {"train.3@c>train.4@d", "deliver.1@d>deliver.2@c"}
+    assert set(state_for(c.record, SiteName("d"), frozenset()).closed) == closed, "d learns that it was skipped"
+    assert [edge.id for edge in to_send(c.record)] == ["deliver.2@c>deliver.3@b"]
+
+
+def test_settling_goes_back_along_the_chain() -> None:
+    b = Site("b")
+    b.received("train.1@a>train.2@b")
+    b.done("train.2@b")
+    (edge,) = [edge for edge in b.record.slice.edges_in if edge.id == "train.1@a>train.2@b"]
+    b.sent("train.2@b>train.3@c")
+    assert not b.record.is_settled(edge), "c has it, but may still die with it"
+    b.journal.set_edges(b.run, [EdgeId("train.2@b>train.3@c")], EdgeState.SETTLED)
+    assert b.record.is_settled(edge)
+    assert "train.1@a>train.2@b" in state_for(b.record, SiteName("a"), frozenset()).settled
