@@ -321,6 +321,8 @@ class Executor:
             if is_complete(record):
                 self._halt(run)
                 self._lookout.drop(run)
+                unused = [edge.id for edge in record.slice.edges_out if record.is_superseded(edge)]
+                self._journal.set_edges(run, unused, EdgeState.CLOSED)
                 self._journal.set_run(run, RunState.DONE)
                 self._tidy(run)
                 return

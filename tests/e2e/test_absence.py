@@ -1,0 +1,220 @@
+"""Sites that die and stay away: wait, skip and abort, with the first, a middle, the last and two neighbouring sites."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testbed import Bed, Site
+
+from fedelmy_launcher.federation_file import load_federation
+from fedelmy_launcher.plans import compile_plan
+from fedelmy_launcher.simulate import Simulation, data_of
+from fedelmy_node.domain.names import run_id
+
+NAMES = ("north", "south", "west", "east")
+PATIENCE = "3s"
+LONGEST_SECONDS = 150.0
+
+DEAD = [
+    pytest.param(("north",), id="the first"),
+    pytest.param(("south",), id="a middle one"),
+    pytest.param(("east",), id="the last"),
+    pytest.param(("south", "west"), id="two neighbours"),
+]
+
+
+@pytest.fixture(scope="module")
+def bed(make_bed: Callable[..., Bed]) -> Bed:
+    made = make_bed(*NAMES)
+    made.partition()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def daemons(bed: Bed) -> Iterator[None]:
+    """Every daemon runs, and has agreed to send to every site behind it."""
+    following: list[str] = []
+    for name, site in reversed(bed.sites.items()):
+        if site.process is None or site.process.poll() is not None:
+            start(site, following)
+        following.append(f"{name}={site.address}")
+    yield
+
+
+def start(site: Site, peers: Sequence[str]) -> None:
+    flags = [flag for peer in peers for flag in ("--peer", peer)]
+    site.start("--indices", f"parts/{site.name}.json", *flags, listen=site.address or "127.0.0.1:0")
+
+
+def restart(bed: Bed, name: str) -> None:
+    behind = NAMES[NAMES.index(name) + 1 :]
+    start(bed.sites[name], [f"{later}={bed.sites[later].address}" for later in behind])
+
+
+def write(bed: Bed, policy: str, epochs: int = 30) -> None:
+    bed.write_file()
+    text = bed.file.read_text().replace("epochs = 2", f"epochs = {epochs}")
+    bed.file.write_text(text.replace("seed = 3", f'seed = 3\non_unreachable = "{policy}"\npatience = "{PATIENCE}"'))
+
+
+def simulated(bed: Bed, tmp_path: Path, without: Sequence[str] = ()) -> str:
+    """The result of the same federation if some sites had never been in it."""
+    described = load_federation(bed.file)
+    kept = tuple(member for member in described.members if member.name not in without)
+    plan = compile_plan(described.__class__(**{**_fields(described), "members": kept}), run_id("simulated"))
+    found: list[str] = []
+    Simulation(plan, data_of(described), tmp_path, lambda event: found.append(event.data.get("sha256", ""))).run()
+    return [sha256 for sha256 in found if sha256][-1]
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+@contextmanager
+def launched(bed: Bed, run: str) -> Iterator[subprocess.Popen[str]]:
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "fedelmy_launcher", "run", "--json", "--run", run],
+        cwd=bed.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield launcher
+    finally:
+        launcher.kill()
+        launcher.communicate()
+
+
+def wait_for(launcher: subprocess.Popen[str], kind: str, site: str | None = None) -> dict[str, Any]:
+    assert launcher.stdout is not None
+    for line in launcher.stdout:
+        event: dict[str, Any] = json.loads(line).get("event", {})
+        if event.get("kind") == kind and site in (None, event["site"]):
+            return event
+    raise AssertionError(f"no {kind} of {site}: {launcher.stderr.read() if launcher.stderr else ''}")
+
+
+def show(site: Site, run: str) -> dict[str, Any]:
+    report: dict[str, Any] = site.node("runs", "show", run, "--json").ok().json
+    return report
+
+
+def steps(report: dict[str, Any]) -> dict[str, str]:
+    return {step["step"]: step["state"] for step in report["steps"]}
+
+
+def until_over(site: Site, run: str) -> dict[str, Any]:
+    """A site's report once the run is over there."""
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while (report := show(site, run))["state"] not in ("done", "aborted", "cancelled", "failed"):
+        assert time.monotonic() < deadline, report
+    return report
+
+
+@pytest.mark.parametrize("dead", DEAD)
+def test_skip(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
+    write(bed, "skip")
+    run = f"skip-{'-'.join(dead)}"
+    with launched(bed, run) as launcher:
+        wait_for(launcher, "epoch", "north")
+        for name in dead:
+            bed.sites[name].kill()
+        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+    assert launcher.returncode == 20, err
+    result = json.loads(out.splitlines()[-1])
+    alive = [name for name in NAMES if name not in dead]
+    assert result["bundle_sha256"] == simulated(bed, tmp_path, without=dead)
+    assert result["subset"] is True and sorted(result["contributors"]) == sorted(alive)
+    left_out = {entry["site"]: entry for entry in result["left_out"]}
+    assert set(left_out) == set(dead)
+    assert all(entry["code"] == "E-PEER-UNREACHABLE" and entry["reason"] for entry in left_out.values())
+    assert [site["state"] for site in result["sites"] if site["name"] in alive] == ["done"] * len(alive)
+    for name in dead:
+        restart(bed, name)
+        report = until_over(bed.sites[name], run)
+        assert set(steps(report).values()) <= {"skipped", "done"}, "a site that comes back learns that it was skipped"
+        assert "skipped" in steps(report).values()
+
+
+def test_a_site_that_dies_after_its_receipt_is_skipped_too(bed: Bed, tmp_path: Path) -> None:
+    write(bed, "skip")
+    with launched(bed, "skip-later") as launcher:
+        wait_for(launcher, "epoch", "south")
+        bed.sites["south"].kill()
+        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+    assert launcher.returncode == 20, err
+    result = json.loads(out.splitlines()[-1])
+    assert result["bundle_sha256"] == simulated(bed, tmp_path, without=("south",))
+    assert sorted(result["contributors"]) == ["east", "north", "west"]
+
+
+def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed, tmp_path: Path) -> None:
+    write(bed, "skip", epochs=120)
+    with launched(bed, "skip-back") as launcher:
+        wait_for(launcher, "epoch", "north")
+        bed.sites["south"].kill()
+        wait_for(launcher, "received", "west")
+        restart(bed, "south")
+        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+    assert launcher.returncode == 20, err
+    result = json.loads(out.splitlines()[-1])
+    assert result["bundle_sha256"] == simulated(bed, tmp_path, without=("south",))
+    report = until_over(bed.sites["south"], "skip-back")
+    assert steps(report)["train.2@south"] == "skipped"
+    assert {"deliver.3@south": "done", "evaluate.3@south": "done"}.items() <= steps(report).items()
+
+
+@pytest.mark.parametrize("dead", DEAD)
+def test_wait(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
+    write(bed, "wait")
+    with launched(bed, f"wait-{'-'.join(dead)}") as launcher:
+        wait_for(launcher, "epoch", "north")
+        for name in dead:
+            bed.sites[name].kill()
+        # Whoever is left says whom it waits for, longer than any patience.
+        wait_for(launcher, "unreachable")
+        time.sleep(4)
+        waiting = bed.launch("status", "--run", f"wait-{'-'.join(dead)}", "--json").json
+        assert {absent["site"] for report in waiting["sites"].values() for absent in report["absent"]} == set(dead)
+        for name in dead:
+            restart(bed, name)
+        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+    assert launcher.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["bundle_sha256"] == simulated(bed, tmp_path)
+
+
+@pytest.mark.parametrize("dead", DEAD)
+def test_abort(bed: Bed, dead: tuple[str, ...]) -> None:
+    write(bed, "abort")
+    run = f"abort-{'-'.join(dead)}"
+    with launched(bed, run) as launcher:
+        wait_for(launcher, "epoch", "north")
+        for name in dead:
+            bed.sites[name].kill()
+        _, err = launcher.communicate(timeout=LONGEST_SECONDS)
+    assert launcher.returncode == 10, err
+    assert "E-RUN-ABORTED" in err and any(name in err for name in dead)
+    for name in NAMES:
+        if name in dead:
+            restart(bed, name)
+    for site in bed.sites.values():
+        report = until_over(site, run)
+        assert (report["state"], report["code"]) == ("aborted", "E-RUN-ABORTED")
+
+
+def test_a_cancel_reaches_a_site_that_was_down(bed: Bed) -> None:
+    write(bed, "wait", epochs=100_000)
+    with launched(bed, "cancelled") as launcher:
+        wait_for(launcher, "epoch", "north")
+        bed.sites["west"].kill()
+        done = bed.launch("cancel", "--run", "cancelled", "--json")
+        assert done.code == 6 and done.json["states"]["east"] == "cancelled"
+    restart(bed, "west")
+    assert until_over(bed.sites["west"], "cancelled")["state"] == "cancelled"
