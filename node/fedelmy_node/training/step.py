@@ -82,7 +82,7 @@ def load(job: Job) -> Loaded:
         data=data,
         model=model,
         initial=model.weights(),
-        manifest=manifest_of({MODEL_GROUP: model.state_dict()}),
+        manifest=manifest_of({MODEL_GROUP: model.state_dict()}, recipe.wire_dtype),
         seconds=time.monotonic() - began,
     )
 
@@ -107,7 +107,7 @@ def _prepare(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": str(_device(loaded.job.device)),
         "parameters": loaded.model.parameters,
-        "bundle_bytes": bundle_bytes({MODEL_GROUP: loaded.model.state_dict()}),
+        "bundle_bytes": bundle_bytes({MODEL_GROUP: loaded.model.state_dict()}, loaded.job.recipe.wire_dtype),
     }
     return Outcome(manifest=loaded.manifest, report=report)
 
@@ -137,7 +137,7 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
         "member_accuracies": work.accuracies,
         "validation_accuracy": validate(bench),
     }
-    sha256, size = write_bundle(job.output, {MODEL_GROUP: model.state_dict()})
+    sha256, size = write_bundle(job.output, {MODEL_GROUP: model.state_dict()}, recipe.wire_dtype)
     return Outcome(sha256=sha256, bytes=size, report=report)
 
 
@@ -163,7 +163,7 @@ def _keep(loaded: Loaded, member: int, weights: Weights) -> None:
         loaded.model.load(weights)
         loaded.job.keep_pool.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = loaded.job.keep_pool / f"member-{member:03d}.safetensors"
-        write_bundle(path, {MODEL_GROUP: loaded.model.state_dict()})
+        write_bundle(path, {MODEL_GROUP: loaded.model.state_dict()}, "float32")
 
 
 def _device(name: str) -> torch.device:
