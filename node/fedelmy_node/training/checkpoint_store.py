@@ -149,10 +149,7 @@ class CheckpointStore:
     def clear(self) -> None:
         """Remove every checkpoint: what they led to was a failure."""
         self._kept = []
-        try:
-            self._prune(0)
-        except OSError as error:
-            logger.warning("checkpoints that are of no use any more cannot be removed: %s", error)
+        self._prune(0)
 
     def _prune(self, fits: int) -> None:
         wanted = {_fit_file(index) for index in range(fits)}
@@ -161,7 +158,10 @@ class CheckpointStore:
         paths = self.directory.iterdir() if self.directory.is_dir() else ()
         for path in sorted(paths, key=lambda path: (path.suffix != ".json", path.name)):
             if path.name not in wanted:
-                path.unlink(missing_ok=True)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    logger.warning("%s is of no use any more and cannot be removed: %s", path, error.strerror)
 
     def _numbers(self) -> set[int]:
         if not self.directory.is_dir():

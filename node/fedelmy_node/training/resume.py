@@ -55,8 +55,9 @@ class Checkpoints:
         self._stopping = stopping
         self._every_seconds = every_seconds
         found = store.load(model)
+        instead = "the step goes on from before" if found.fits or found.underway else "the step begins anew"
         for problem in found.problems:
-            self._warn(f"{problem}; the step goes on from an earlier point")
+            self._warn(f"{problem}; {instead}")
         self._earlier = deque(found.fits)
         self._underway = found.underway
         self._done: list[Done] = []
