@@ -7,7 +7,7 @@ from pathlib import Path
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.device import Assignment
 from fedelmy_node.domain.events import StepState
-from fedelmy_node.domain.names import StepId
+from fedelmy_node.domain.names import RunId, StepId
 from fedelmy_node.domain.plan import Slice, Step, StepKind
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import RunRecord
@@ -59,8 +59,17 @@ class Workspace:
             device=self._config.device,
             output=self._layout.output(plan.run, step.id) if trains else None,
             keep_pool=directory / "pool" if trains and self._config.keep_pool else None,
+            checkpoints=directory / "checkpoints" if trains else None,
         )
         return Assignment(run=plan.run, step=step, job=job, directory=directory)
+
+    def forget_checkpoints(self, run: RunId, step: StepId) -> None:
+        """Remove what a step could have gone on from: it is journaled as done. Doing so again does nothing."""
+        directory = self._layout.step(run, step) / "checkpoints"
+        if directory.exists():
+            import shutil  # over a megabyte that an idle daemon does not need
+
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _input(self, plan: Slice, step: Step, need: StepId) -> Path:
         edge = plan.edge_into(step, need)
