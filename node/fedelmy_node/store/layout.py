@@ -8,7 +8,7 @@
       site.toml                optional: the site's own settings
       scratch/RUN/             where a preparation works; gone when it ends
       runs/RUN/inputs/EDGE     bundles received (EDGE.DIGEST.part while one arrives)
-      runs/RUN/steps/STEP/     what a step wrote: bundle, trainer.log, pool/
+      runs/RUN/steps/STEP/     what a step wrote: bundle, trainer.log, pool/; while it trains, checkpoints/
 
 RUN, EDGE and STEP are derived from the names in the plan (`file_stem`), never the names themselves.
 """
