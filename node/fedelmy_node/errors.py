@@ -186,6 +186,8 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-TRAINING-DIVERGED": Entry(TrainingError, "FAILED_PRECONDITION", "Lower the learning rate, or look for damaged samples."),
     "E-TRAINING-SAMPLES": Entry(TrainingError, "FAILED_PRECONDITION", "Give the site more samples, or leave it out of the federation."),
     "E-TRAINING-MODEL": Entry(TrainingError, "FAILED_PRECONDITION", "Check that the model fits the federation's input size, channels and classes."),
+    "E-TRAINING-RANGE": Entry(TrainingError, "FAILED_PRECONDITION", "Set wire_dtype to bfloat16 or float32 in federation.toml."),
+    "E-TRAINING-CHECKPOINT": Entry(TrainingError, "DATA_LOSS", "Training goes on by itself; check the disk of the state directory, and its free space."),
     # faults
     "E-INTERNAL": Entry(InternalError, "INTERNAL", "This is a fault of the software: please report it with the log."),
 }  # fmt: skip

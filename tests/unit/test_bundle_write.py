@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedelmy_node.bundles.header import read_header
-from fedelmy_node.errors import BundleError, StoreError
+from fedelmy_node.errors import BundleError, StoreError, TrainingError
 from fedelmy_node.training import bundle as module
 from fedelmy_node.training.bundle import bundle_bytes, manifest_of, read_bundle, write_bundle
 from fedelmy_node.training.flat import FlatModel
@@ -138,3 +138,50 @@ def test_a_failed_write_leaves_the_old_bundle_and_nothing_else(tmp_path, monkeyp
 def test_an_unwritable_directory_is_named(tmp_path):
     with pytest.raises(StoreError, match="E-STORE-UNWRITABLE"):
         write_bundle(tmp_path / "missing" / "b", {"model": {"w": torch.zeros(2)}})
+
+
+@pytest.mark.parametrize(
+    ("wire", "dtype", "label"), [("bfloat16", torch.bfloat16, "BF16"), ("float16", torch.float16, "F16")]
+)
+def test_floats_travel_in_the_wire_type_and_integers_as_they_are(tmp_path, wire, dtype, label):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(300, 7), nn.BatchNorm1d(7), Tied())
+    _, wide = write_bundle(tmp_path / "wide", {"model": model.state_dict()})
+    _, size = write_bundle(tmp_path / "b", {"model": model.state_dict()}, wire)
+    back = read_bundle(tmp_path / "b")["model"]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(back[name], tensor.to(dtype) if tensor.is_floating_point() else tensor), name
+    manifest = read_header(tmp_path / "b").manifest
+    assert {tensor.dtype for tensor in manifest} == {label, "I64"}
+    assert 0.4 < size / wide < 0.7
+    with torch.device("meta"):
+        meta = nn.Sequential(nn.Linear(300, 7), nn.BatchNorm1d(7), Tied())
+    for same in (model, meta):
+        assert manifest_of({"model": same.state_dict()}, wire) == manifest
+        assert bundle_bytes({"model": same.state_dict()}, wire) == size
+    fresh = nn.Sequential(nn.Linear(300, 7), nn.BatchNorm1d(7), Tied())
+    fresh.load_state_dict(back)
+    assert fresh[0].weight.dtype == torch.float32
+    write_bundle(tmp_path / "again", {"model": fresh.state_dict()}, wire)
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_float32_on_the_wire_changes_nothing(tmp_path):
+    state = {"model": Tied().state_dict()}
+    assert write_bundle(tmp_path / "a", state, "float32") == write_bundle(tmp_path / "b", state)
+
+
+@pytest.mark.parametrize(("wire", "value"), [("float16", 7e4), ("float16", -65520.0), ("bfloat16", 3.4e38)])
+def test_a_value_beyond_the_wire_type_is_named(tmp_path, wire, value):
+    with pytest.raises(TrainingError) as caught:
+        write_bundle(tmp_path / "b", {"model": {"w": torch.tensor([1.0, value])}}, wire)
+    assert caught.value.code == "E-TRAINING-RANGE"
+    assert "model/w" in caught.value.message
+    assert wire in caught.value.message
+    assert "bfloat16" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_largest_value_of_the_wire_type_passes(tmp_path):
+    write_bundle(tmp_path / "b", {"model": {"w": torch.tensor([65504.0, -65504.0])}}, "float16")
+    assert read_bundle(tmp_path / "b")["model"]["w"].tolist() == [65504.0, -65504.0]

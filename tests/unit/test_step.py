@@ -186,3 +186,20 @@ def test_batch_norm_statistics_travel(tmp_path):
     assert outcome.report["validation_accuracy"] is not None
     assert state["conv1.1.num_batches_tracked"].item() == 3
     assert state["conv1.1.running_var"].isfinite().all()
+
+
+def test_a_narrow_wire_type_halves_the_bundle_and_not_the_learning(trained, tmp_path):
+    narrow = dataclasses.replace(recipe(), wire_dtype="bfloat16")
+    prepared = do(job("prepare", narrow))
+    pool = tmp_path / "pool"
+    first = do(job("train", narrow, output=tmp_path / "first", keep_pool=pool))
+    assert prepared.report["bundle_bytes"] == first.bytes == (tmp_path / "first").stat().st_size
+    assert first.bytes < 0.6 * trained[1].bytes
+    assert prepared.manifest == read_header(tmp_path / "first").manifest
+    kept = read_header(pool / "member-001.safetensors").manifest
+    assert {tensor.dtype for tensor in kept} == {"F32"}
+    second = do(job("train", narrow, site="south", output=tmp_path / "second"), tmp_path / "first")
+    assert second.report["validation_accuracy"] > 0.8
+    assert do(job("evaluate", narrow), tmp_path / "second").report["accuracy"] > 0.8
+    with pytest.raises(BundleError, match="E-BUNDLE-MANIFEST"):
+        do(job("evaluate", recipe()), tmp_path / "second")

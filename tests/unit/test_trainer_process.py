@@ -1,10 +1,12 @@
 """The trainer as a process: its lines, its exit codes, and that it never outlives its daemon."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from small_recipes import job, recipe
@@ -125,11 +127,78 @@ def test_it_ends_with_its_daemon_and_on_sigterm_while_it_trains(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_killed_trainer_is_gone_on_with_and_gives_the_same_bytes(tmp_path):
+    """SIGKILL in the midst of an epoch, then SIGTERM in the midst of another one, then to the end."""
+    training = Training(epochs=6, batch_size=8, learning_rate=0.002, threads=1)
+    small = recipe(training=training, warmup_epochs=3)
+    checkpoints = tmp_path / "checkpoints"
+    wanted = job("train", small, output=tmp_path / "theirs", checkpoints=checkpoints)
+    with Daemon() as killed:
+        begin(killed, wanted)
+        assert [killed.receive()["event"] for _ in range(3)] == ["epoch"] * 3
+        wait_for(checkpoints, fits=1)
+        killed.child.kill()
+        assert killed.child.wait(PATIENCE) == -signal.SIGKILL
+    with Daemon() as stopped:
+        begin(stopped, wanted)
+        resumed = stopped.receive()
+        assert resumed["event"] == "resumed"
+        assert (resumed["data"]["member"], resumed["data"]["fits"]) == (1, 1)
+        epoch = stopped.receive()["data"]["epoch"]
+        stopped.child.send_signal(signal.SIGTERM)
+        stopped.child.send_signal(signal.SIGTERM)  # systemd and the daemon may both do so
+        assert stopped.child.wait(PATIENCE) == 143
+        told = [json.loads(line) for line in stopped.events]
+    newest = json.loads(max(checkpoints.glob("*.json")).read_bytes())["checkpoint"]
+    with Daemon() as last:
+        begin(last, wanted)
+        messages = [last.receive()]
+        while "event" in messages[-1]:
+            messages.append(last.receive())
+        assert last.child.wait(PATIENCE) == 0
+    assert messages[0]["event"] == "resumed"
+    place = messages[0]["data"]
+    if "state" in newest:
+        assert (place["epoch"], place["batch"]) == (newest["state"]["epoch"], newest["state"]["batch"])
+        epochs_done = [epoch, *(message["data"]["epoch"] for message in told if message["event"] == "epoch")]
+        assert place["epoch"] == epochs_done[-1] + 1, "only the epoch under way is gone on with"
+    assert "warning" not in [message.get("event") for message in [*told, *messages]]
+
+    run(load(job("train", small, output=tmp_path / "ours")), (), lambda *_: None)
+    assert (tmp_path / "theirs").read_bytes() == (tmp_path / "ours").read_bytes()
+
+
+def begin(daemon, wanted):
+    daemon.send({"job": encode(wanted)})
+    assert "ready" in daemon.receive()
+    daemon.send({"go": {"inputs": []}})
+
+
+def wait_for(checkpoints, *, fits):
+    """Until a checkpoint with so many completed fits is on disk: a thread of the trainer writes it."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for path in checkpoints.glob("0*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                if len(json.loads(path.read_bytes())["checkpoint"]["fits"]) >= fits:
+                    return
+        time.sleep(0.01)
+    pytest.fail("no checkpoint was written")
+
+
+def test_sigterm_while_it_waits_for_its_inputs_ends_it_at_once(daemon, tmp_path):
+    daemon.send({"job": encode(job("train", recipe(), output=tmp_path / "b", checkpoints=tmp_path / "checkpoints"))})
+    assert "ready" in daemon.receive()
+    daemon.child.send_signal(signal.SIGTERM)
+    assert daemon.child.wait(PATIENCE) == 143
+    assert list(tmp_path.iterdir()) == []
+
+
 CRASH = """
 import sys
 from fedelmy_node.training import trainer
 
-def boom(line):
+def boom(line, stopping):
     print("a print of the user's code")
     line.send({"event": "epoch", "data": {"loss": float("nan"), "inner": [float("inf"), 1.5]}})
     sys.stdin.read()

@@ -76,25 +76,25 @@ class Device:
         known |= {entry[0].key for entry in (self._active, self._warm) if entry}
         if assignment.key not in known:
             if self._warm is not None:
-                self._warm[1].stop()
+                self._warm[1].kill()
             self._warm = assignment, self._start(assignment)
 
     def drop(self, run: RunId, step: StepId | None = None) -> None:
-        """Forget everything of a run, or one of its steps."""
+        """Forget everything of a run, or one of its steps; the device is free at once."""
 
         def meant(assignment: Assignment) -> bool:
             return assignment.run == run and step in (None, assignment.step.id)
 
         self._queue = deque(entry for entry in self._queue if not meant(entry[0]))
         if self._active and meant(self._active[0]):
-            self._active[1].stop()
+            self._active[1].kill()
             self._active = None
         if self._warm and meant(self._warm[0]):
-            self._warm[1].stop()
+            self._warm[1].kill()
             self._warm = None
 
     def close(self, grace_seconds: float) -> None:
-        """End every trainer and wait for it."""
+        """End every trainer and wait for it; one that trains may take longer, for its checkpoint."""
         trainers = [entry[1] for entry in (self._active, self._warm) if entry]
         for trainer in trainers:
             trainer.stop()

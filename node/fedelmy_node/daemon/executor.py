@@ -37,8 +37,8 @@ __all__ = ["Executor"]
 
 logger = logging.getLogger(__name__)
 
-_GRACE_SECONDS: Final = 35.0
-"""For trainers to write a checkpoint and end."""
+_GRACE_SECONDS: Final = 10.0
+"""Beyond what trainers are given to write a checkpoint and end."""
 _LONGEST_SLEEP_SECONDS: Final = 3600.0
 """However far away the next deadline is: clocks are set, and systems limit how long one may wait."""
 

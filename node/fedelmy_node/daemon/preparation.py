@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedelmy_node.bundles.size import tensor_bytes
+from fedelmy_node.bundles.size import model_bytes, tensor_bytes
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.peers import Peers
@@ -16,7 +16,7 @@ from fedelmy_node.daemon.trainers import OneJob
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName, run_id
-from fedelmy_node.domain.plan import Slice
+from fedelmy_node.domain.plan import Slice, StepKind
 from fedelmy_node.domain.reports import Signed
 from fedelmy_node.durable import remove_tree
 from fedelmy_node.errors import (
@@ -126,11 +126,18 @@ class Preparation:
         )  # fmt: skip
 
     def _check_disk(self, plan: Slice, prepared: Prepared) -> None:
-        """Room for what comes in and for what the steps write; a pool that is kept counts by its settings."""
-        files = len(plan.edges_in) + len(plan.steps) + 2
+        """Room for what comes in and for what the steps write; a pool counts by the strategy's settings.
+
+        A trainer's checkpoints are gone when its step is done, and steps train one at a time, so they count once:
+        the last two and the one being written, each with the model, two moments and the best epoch, and every
+        completed pool member.
+        """
+        pool = 1 + getattr(settings_for(plan.recipe.strategy), "pool_size", 0)
+        bundles = len(plan.edges_in) + len(plan.steps) + 2
+        models = 3 * 4 + pool if any(step.kind == StepKind.TRAIN for step in plan.steps) else 0
         if self._config.keep_pool:
-            files += 1 + getattr(settings_for(plan.recipe.strategy), "pool_size", 0)
-        need = tensor_bytes(prepared.manifest) * files
+            models += pool
+        need = tensor_bytes(prepared.manifest) * bundles + model_bytes(prepared.manifest) * models
         free = self._layout.free_bytes()
         if free < need:
             raise StoreError("E-STORE-DISK", f"the run needs about {need} bytes, the disk has {free} left")

@@ -121,6 +121,7 @@ class Steps:
             del self._crashes[assignment.key]
             outcome = message.outcome
             self._journal.finish_step(run, step.id, outcome.sha256 or "", outcome.bytes, outcome.report)
+            self._workspace.forget_checkpoints(run, step.id)
             self._advance(run)
         elif isinstance(message, Failed):
             self._step_failed(assignment, message)

@@ -31,8 +31,8 @@ __all__ = ["Trainer", "Progress", "Finished", "Failed", "Message", "OneJob"]
 logger = logging.getLogger(__name__)
 
 _MAX_LINE: Final = 64 << 20
-_GRACE_SECONDS: Final = 5.0
-"""Between asking a trainer to end and ending it."""
+_GRACE_SECONDS: Final = 30.0
+"""Between asking a trainer to end and ending it: it finishes its batch and writes a checkpoint."""
 _INHERITED: Final = frozenset(
     {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH"}
 )
@@ -101,25 +101,32 @@ class Trainer:
             self._send_inputs()
 
     def stop(self) -> None:
-        """End the process, if need be by force; nothing more is told. Returns at once."""
+        """Ask the process to end; what it did will be gone on with, so it has time for a checkpoint.
+
+        Nothing more is told. Returns at once; after its grace the process is ended by force.
+        """
         with self._guard:
             self._stopped = True
             if self._process is not None:
                 self._process.terminate()
-        killer = threading.Timer(_GRACE_SECONDS, self._kill)
+        killer = threading.Timer(_GRACE_SECONDS, self.kill)
         killer.daemon = True
         killer.start()
 
-    def join(self, timeout_seconds: float) -> None:
-        """Wait for the end after `stop`."""
-        self._thread.join(timeout_seconds)
-        self._kill()
-        self._thread.join(timeout_seconds)
-
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the process at once: nobody wants what it does. Nothing more is told."""
         with self._guard:
+            self._stopped = True
             if self._process is not None and self._process.poll() is None:
                 self._process.kill()
+
+    def join(self, timeout_seconds: float) -> None:
+        """Wait for the end after `stop`, which may take its grace and then this long."""
+        with self._guard:
+            grace_seconds = _GRACE_SECONDS if self._process is not None else 0.0  # it may wait for its lock
+        self._thread.join(grace_seconds + timeout_seconds)
+        self.kill()
+        self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         last: Message
@@ -206,7 +213,8 @@ class OneJob:
         raise self._last.error if isinstance(self._last, Failed) else InternalError("E-INTERNAL", "the node shuts down")
 
     def stop(self) -> None:
-        self._trainer.stop()
+        """Nobody waits for the outcome any more, and nothing of it is kept."""
+        self._trainer.kill()
         self._ended.set()
 
     def _hear(self, message: Message) -> None:

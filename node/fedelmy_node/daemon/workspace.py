@@ -61,7 +61,7 @@ class Workspace:
             output = self._layout.output(plan.run, step.id)
             if output not in kept:
                 output.unlink(missing_ok=True)
-            remove_tree(self._layout.checkpoints(plan.run, step.id))
+            self.forget_checkpoints(plan.run, step.id)
 
     def remove(self, run: RunId) -> None:
         """Everything of a run."""
@@ -84,8 +84,13 @@ class Workspace:
             device=self._config.device,
             output=self._layout.output(plan.run, step.id) if trains else None,
             keep_pool=directory / "pool" if trains and self._config.keep_pool else None,
+            checkpoints=self._layout.checkpoints(plan.run, step.id) if trains else None,
         )
         return Assignment(run=plan.run, step=step, job=job, directory=directory)
+
+    def forget_checkpoints(self, run: RunId, step: StepId) -> None:
+        """A step is journaled as done: nothing will go on from its checkpoints."""
+        remove_tree(self._layout.checkpoints(run, step))
 
     def _input(self, record: RunRecord, step: Step, need: StepId) -> Path | None:
         source, way = record.source(step.id, need), record.way(step.id, need)

@@ -65,6 +65,8 @@ class EventKind(StrEnum):
     """state: StepState; code?, message?: of the error; result?: what the step reports (counts and metrics)."""
     READY = "ready"
     """The trainer has loaded what it needs. train, validation, test: samples; seconds."""
+    RESUMED = "resumed"
+    """A step goes on from a checkpoint. member, members, epoch, batch (done in that epoch), fits (completed before)."""
     EPOCH = "epoch"
     """phase: warm-up | member; member, members, epoch, epochs, loss, accuracy (validation), d1?, d2?, eta_seconds."""
     MEMBER = "member"

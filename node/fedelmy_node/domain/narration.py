@@ -20,6 +20,9 @@ def narrate(event: Event) -> str | None:
             text = f"run {data['state']}" + (f" ({reason})" if reason else "")
         case EventKind.STEP:
             text = _step(event)
+        case EventKind.RESUMED:
+            who = f"pool member {data['member']}/{data['members']}" if data["member"] else "warm-up"
+            text = f"goes on from a checkpoint: {who}, epoch {data['epoch']}, batch {data['batch']}"
         case EventKind.MEMBER:
             accuracy = f", validation {percent(data['accuracy'])}" if data.get("accuracy") is not None else ""
             text = f"pool member {data['member']}/{data['members']} done, epoch {data['epoch']} kept{accuracy}"

@@ -2,6 +2,9 @@
 
 Tensors are stored as `group/tensor`. Where two names share one tensor (tied weights), the first name in
 alphabetical order is stored and the metadata list the others, so that reading gives both names again.
+
+A step's bundle has its floats in the recipe's wire type: the file that is written is the one that travels, so
+its sha256 is the same at every site and in simulation. Integers, such as BatchNorm's counters, stay as they are.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from torch import Tensor
 from fedelmy_node.bundles.header import ITEM_BYTES, read_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.domain.federation import WireDtype
 from fedelmy_node.durable import replacing
-from fedelmy_node.errors import BundleError
+from fedelmy_node.errors import BundleError, TrainingError
 
 __all__ = ["Groups", "write_bundle", "read_bundle", "manifest_of", "bundle_bytes"]
 
@@ -38,12 +42,16 @@ _DTYPES: Final = {
     torch.int64: "I64", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
     torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
 }  # fmt: skip
+_WIRE_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def write_bundle(path: Path, groups: Groups) -> tuple[str, int]:
-    """Write the groups to `path`, durably and at once; gives the file's sha256 and its size."""
+def write_bundle(path: Path, groups: Groups, wire: WireDtype | None = None) -> tuple[str, int]:
+    """Write the groups to `path`, durably and at once; gives the file's sha256 and its size.
+
+    Floats are stored in the type `wire`, or as they are; E-TRAINING-RANGE if one is too large for that type.
+    """
     stored, aliases = _resolve(groups)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
+    tensors = {name: _converted(name, tensor.detach(), wire).cpu().contiguous() for name, tensor in stored.items()}
     metadata = {_KEY: _metadata(groups, aliases)}
     with replacing(path) as partial:
         _save(tensors, partial, metadata)
@@ -76,32 +84,50 @@ def read_bundle(path: Path) -> dict[str, dict[str, Tensor]]:
     return groups
 
 
-def manifest_of(groups: Groups) -> tuple[TensorInfo, ...]:
+def manifest_of(groups: Groups, wire: WireDtype | None = None) -> tuple[TensorInfo, ...]:
     """The tensors that a bundle of these groups has, sorted by name; works for meta tensors, too."""
     stored, _ = _resolve(groups)
     return tuple(
-        TensorInfo(name=name, dtype=_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
+        TensorInfo(name=name, dtype=_DTYPES[_stored_dtype(tensor, wire)], shape=tuple(tensor.shape))
         for name, tensor in sorted(stored.items())
     )
 
 
-def bundle_bytes(groups: Groups) -> int:
+def bundle_bytes(groups: Groups, wire: WireDtype | None = None) -> int:
     """The size of the file that `write_bundle` makes of these groups, of meta tensors, too."""
     stored, aliases = _resolve(groups)
+    dtypes = {name: _DTYPES[_stored_dtype(tensor, wire)] for name, tensor in stored.items()}
     header: dict[str, Any] = {"__metadata__": {_KEY: _metadata(groups, aliases)}}
     position = 0
     # safetensors writes the widest types first, then by name; the order decides the offsets' digits.
-    for name in sorted(stored, key=lambda name: (-ITEM_BYTES[_DTYPES[stored[name].dtype]], name)):
+    for name in sorted(stored, key=lambda name: (-ITEM_BYTES[dtypes[name]], name)):
         tensor = stored[name]
-        end = position + tensor.numel() * tensor.element_size()
+        end = position + tensor.numel() * ITEM_BYTES[dtypes[name]]
         header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": dtypes[name],
             "shape": list(tensor.shape),
             "data_offsets": [position, end],
         }
         position = end
     text = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
     return 8 + (text + 7) // 8 * 8 + position
+
+
+def _stored_dtype(tensor: Tensor, wire: WireDtype | None) -> torch.dtype:
+    return tensor.dtype if wire is None or not tensor.is_floating_point() else _WIRE_DTYPES[wire]
+
+
+def _converted(name: str, tensor: Tensor, wire: WireDtype | None) -> Tensor:
+    """The tensor in the type that is stored; a finite value must not become infinite on the way."""
+    dtype = _stored_dtype(tensor, wire)
+    if tensor.dtype == dtype:
+        return tensor
+    converted = tensor.to(dtype)
+    if bool((tensor.isfinite() & ~converted.isfinite()).any()):
+        largest = tensor.abs().nan_to_num(posinf=0.0).max().item()
+        message = f"{name} has values up to {largest:.3g}, too large for {wire} (at most {torch.finfo(dtype).max:.3g})"
+        raise TrainingError("E-TRAINING-RANGE", message)
+    return converted
 
 
 def _resolve(groups: Groups) -> tuple[dict[str, Tensor], dict[str, str]]:

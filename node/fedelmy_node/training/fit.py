@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from fedelmy_node.training.job import Emit
 from fedelmy_node.training.progress import Progress
 from fedelmy_node.training.seeds import derive
 
-__all__ = ["Bench", "Assignment", "Best", "FitState", "fit", "validate", "new_optimizer"]
+__all__ = ["Bench", "Assignment", "Best", "FitState", "Keeper", "fit", "validate", "new_optimizer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -110,7 +110,26 @@ class FitState:
     """None until the first epoch is complete."""
 
 
-def fit(bench: Bench, assignment: Assignment, start: Weights, regulariser: Regulariser | None = None) -> Best:
+class Keeper(Protocol):
+    """Follows a fit so that it can be gone on with by another process; it changes no value but in `begin`."""
+
+    def begin(self, assignment: Assignment, state: FitState) -> None:
+        """Before the first batch: bring the state to where an earlier process was, if there was one."""
+
+    def after_batch(self, assignment: Assignment, state: FitState) -> None:
+        """`state.batch` batches of the epoch are done."""
+
+    def after_epoch(self, assignment: Assignment, state: FitState) -> None:
+        """The epoch is judged and told; `state.epoch` is the next one."""
+
+
+def fit(
+    bench: Bench,
+    assignment: Assignment,
+    start: Weights,
+    regulariser: Regulariser | None = None,
+    keeper: Keeper | None = None,
+) -> Best:
     """Train from `start`; the best epoch by validation, the earliest of equals, is the result."""
     began = time.monotonic()
     bench.model.load(start)
@@ -121,9 +140,14 @@ def fit(bench: Bench, assignment: Assignment, start: Weights, regulariser: Regul
         optimizer=new_optimizer(bench.model, bench.training),
         sums=torch.zeros(3, dtype=torch.float64, device=bench.model.theta.device),
     )
+    if keeper is not None:
+        keeper.begin(assignment, state)
+        bench.progress.skip(state.epoch - 1)
     while state.epoch <= assignment.epochs:
-        _train_epoch(bench, assignment, state, regulariser)
+        _train_epoch(bench, assignment, state, regulariser, keeper)
         _close_epoch(bench, assignment, state, regulariser is not None)
+        if keeper is not None:
+            keeper.after_epoch(assignment, state)
     assert state.best is not None, "the first epoch is always kept"
     if assignment.member:
         bench.emit(
@@ -158,7 +182,13 @@ def validate(bench: Bench) -> float | None:
     return int(correct) / len(bench.validation) if len(bench.validation) else None
 
 
-def _train_epoch(bench: Bench, assignment: Assignment, state: FitState, regulariser: Regulariser | None) -> None:
+def _train_epoch(
+    bench: Bench,
+    assignment: Assignment,
+    state: FitState,
+    regulariser: Regulariser | None,
+    keeper: Keeper | None = None,
+) -> None:
     """The rest of the current epoch: from `state.batch` to its end."""
     model, place = state.model, _place(bench, assignment, state)
     model.module.train()
@@ -175,6 +205,8 @@ def _train_epoch(bench: Bench, assignment: Assignment, state: FitState, regulari
         state.optimizer.step()
         state.batch += 1
         state.samples += len(labels)
+        if keeper is not None:
+            keeper.after_batch(assignment, state)
 
 
 def _close_epoch(bench: Bench, assignment: Assignment, state: FitState, regularised: bool) -> None:

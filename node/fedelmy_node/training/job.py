@@ -19,7 +19,7 @@ from fedelmy_node.domain.names import SiteName
 __all__ = ["DataSpec", "Job", "Outcome", "Emit"]
 
 Emit = Callable[[EventKind, Mapping[str, Any]], None]
-"""How training reports progress; called with the kinds READY, EPOCH, MEMBER and WARNING."""
+"""How training reports progress; called with the kinds READY, RESUMED, EPOCH, MEMBER and WARNING."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +51,8 @@ class Job:
     """Where a train step writes its bundle."""
     keep_pool: Path | None = None
     """A directory for every pool member, if the site wants to keep them."""
+    checkpoints: Path | None = None
+    """A directory of the job's own, where a train step can go on from; None: there are no checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

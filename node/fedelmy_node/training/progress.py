@@ -13,16 +13,22 @@ class Progress:
     def __init__(self) -> None:
         self._expected = 0
         self._done = 0
+        self._skipped = 0
         self._began = time.monotonic()
 
     def expect(self, epochs: int) -> None:
         """The step will take so many epochs in all; the clock starts."""
         self._expected = epochs
-        self._done = 0
+        self._done = self._skipped = 0
         self._began = time.monotonic()
+
+    def skip(self, epochs: int) -> None:
+        """Count epochs that an earlier process has done: they are over, but say nothing about this one's speed."""
+        self._done += epochs
+        self._skipped += epochs
 
     def epoch_done(self) -> float:
         """Count one epoch; gives the seconds that the rest of the step will take if it goes on like this."""
         self._done += 1
-        per_epoch = (time.monotonic() - self._began) / self._done
+        per_epoch = (time.monotonic() - self._began) / (self._done - self._skipped)
         return round(per_epoch * max(self._expected - self._done, 0), 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,14 +24,18 @@ from fedelmy_node.domain.federation import Training
 from fedelmy_node.errors import ConfigError, RunError
 from fedelmy_node.training.batches import Batches, eval_batches
 from fedelmy_node.training.bundle import bundle_bytes, manifest_of, read_bundle, write_bundle
+from fedelmy_node.training.checkpoint import job_key
+from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.data.site import SiteData, open_data
-from fedelmy_node.training.fit import Bench, new_optimizer, validate
+from fedelmy_node.training.fit import Bench, fit, new_optimizer, validate
 from fedelmy_node.training.flat import FlatModel, Weights
 from fedelmy_node.training.job import Emit, Job, Outcome
 from fedelmy_node.training.metrics import evaluate
 from fedelmy_node.training.models import build
 from fedelmy_node.training.progress import Progress
+from fedelmy_node.training.resume import Checkpoints
 from fedelmy_node.training.seeds import derive
+from fedelmy_node.training.stopping import Stopping
 from fedelmy_node.training.strategies import settings_for, strategy_for
 from fedelmy_node.training.work import Work
 
@@ -82,22 +87,28 @@ def load(job: Job) -> Loaded:
         data=data,
         model=model,
         initial=model.weights(),
-        manifest=manifest_of({MODEL_GROUP: model.state_dict()}),
+        manifest=manifest_of({MODEL_GROUP: model.state_dict()}, recipe.wire_dtype),
         seconds=time.monotonic() - began,
     )
 
 
-def run(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
-    """Do the job with its inputs, bundles in the order of the plan."""
+def run(loaded: Loaded, inputs: Sequence[Path], emit: Emit, stopping: Stopping | None = None) -> Outcome:
+    """Do the job with its inputs, bundles in the order of the plan; `stopping` may end it early."""
     _set_determinism(_device(loaded.job.device), loaded.job.recipe.training)  # other jobs may have come between
     if loaded.data.left_out:
         message = f"{loaded.data.left_out} file(s) of this site's data cannot be read and are left out"
         emit(EventKind.WARNING, {"code": "E-DATA-UNREADABLE", "message": message})
-    work = {"prepare": _prepare, "train": _train, "evaluate": _evaluate}[loaded.job.kind]
-    return work(loaded, inputs, emit)
+    match loaded.job.kind:
+        case "prepare":
+            return _prepare(loaded)
+        case "evaluate":
+            return _evaluate(loaded, inputs)
+        case "train":
+            with _checkpoints(loaded, inputs, emit, stopping or Stopping()) as checkpoints:
+                return _train(loaded, inputs, emit, checkpoints)
 
 
-def _prepare(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
+def _prepare(loaded: Loaded) -> Outcome:
     report = {
         "samples": _sizes(loaded.data),
         "class_counts": loaded.data.class_counts,
@@ -107,12 +118,23 @@ def _prepare(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": str(_device(loaded.job.device)),
         "parameters": loaded.model.parameters,
-        "bundle_bytes": bundle_bytes({MODEL_GROUP: loaded.model.state_dict()}),
+        "bundle_bytes": bundle_bytes({MODEL_GROUP: loaded.model.state_dict()}, loaded.job.recipe.wire_dtype),
     }
     return Outcome(manifest=loaded.manifest, report=report)
 
 
-def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
+def _checkpoints(
+    loaded: Loaded, inputs: Sequence[Path], emit: Emit, stopping: Stopping
+) -> AbstractContextManager[Checkpoints | None]:
+    """Where the step goes on from, and saves itself to; nothing in simulation."""
+    job = loaded.job
+    if job.checkpoints is None:
+        return nullcontext()
+    store = CheckpointStore(job.checkpoints, job_key(job, inputs, _sizes(loaded.data)))
+    return Checkpoints(store, loaded.model, emit, stopping)
+
+
+def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Checkpoints | None) -> Outcome:
     job, recipe, model = loaded.job, loaded.job.recipe, loaded.model
     assert job.output is not None, "a train job says where its bundle goes"
     device = model.theta.device
@@ -129,7 +151,13 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
         progress=Progress(),
     )
     received = [_receive(loaded, path) for path in inputs]
-    work = Work(bench, initial=loaded.initial, received=received, keep=lambda *m: _keep(loaded, *m))
+    work = Work(
+        bench,
+        initial=loaded.initial,
+        received=received,
+        keep=lambda *m: _keep(loaded, *m),
+        fit=checkpoints.fit if checkpoints else fit,
+    )
     result = strategy_for(recipe.strategy.name).train(work, loaded.settings)
     model.load(result)
     report = {
@@ -137,11 +165,11 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
         "member_accuracies": work.accuracies,
         "validation_accuracy": validate(bench),
     }
-    sha256, size = write_bundle(job.output, {MODEL_GROUP: model.state_dict()})
+    sha256, size = write_bundle(job.output, {MODEL_GROUP: model.state_dict()}, recipe.wire_dtype)
     return Outcome(sha256=sha256, bytes=size, report=report)
 
 
-def _evaluate(loaded: Loaded, inputs: Sequence[Path], emit: Emit) -> Outcome:
+def _evaluate(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
     if len(inputs) != 1:
         raise RunError("E-RUN-PLAN", f"an evaluate step has one input, not {len(inputs)}")
     task, model = loaded.job.recipe.task, loaded.model
@@ -163,7 +191,7 @@ def _keep(loaded: Loaded, member: int, weights: Weights) -> None:
         loaded.model.load(weights)
         loaded.job.keep_pool.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = loaded.job.keep_pool / f"member-{member:03d}.safetensors"
-        write_bundle(path, {MODEL_GROUP: loaded.model.state_dict()})
+        write_bundle(path, {MODEL_GROUP: loaded.model.state_dict()}, "float32")
 
 
 def _device(name: str) -> torch.device:

@@ -5,7 +5,8 @@
               {"done": {...}}  or  {"error": {"code", "message", "hint"}}   the last line
 
 Exit codes: 0 done; 1 the error was reported; 3 the daemon is gone; 143 SIGTERM. The end of stdin means that
-the daemon is gone or wants no more: the process ends at once, so it never outlives its daemon.
+the daemon is gone or wants no more: the process ends at once, so it never outlives its daemon. SIGTERM ends it at
+once, too, unless it trains with checkpoints: then it finishes its batch and writes one first.
 """
 
 from __future__ import annotations
@@ -22,23 +23,19 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from fedelmy_node.config.decode import decode, encode
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.errors import FedelmyError, InternalError, TrainingError
 from fedelmy_node.training.job import Job
+from fedelmy_node.training.stopping import Stopping, Terminated
 
 __all__ = ["main", "EXIT_ERROR", "EXIT_ORPHANED", "EXIT_TERMINATED"]
 
 EXIT_ERROR: Final = 1
 EXIT_ORPHANED: Final = 3
 EXIT_TERMINATED: Final = 128 + signal.SIGTERM
-
-
-class _Terminated(BaseException):
-    """SIGTERM arrived: unwind, so that temporary files go, and leave."""
 
 
 class Line:
@@ -88,10 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal belongs to the daemon
     line = Line(_take_over_stdin(), events_fd)
     os.set_inheritable(events_fd, False)
+    stopping = Stopping()
     try:
-        signal.signal(signal.SIGTERM, _terminate)
-        _do(line)
-    except _Terminated:
+        signal.signal(signal.SIGTERM, lambda *_: stopping.ask())
+        _do(line, stopping)
+    except Terminated:
         return EXIT_TERMINATED
     except FedelmyError as error:
         return _fail(line, error)
@@ -102,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _do(line: Line) -> None:
+def _do(line: Line, stopping: Stopping) -> None:
     job = decode(Job, line.receive("job"), "job")
     # Imports torch, which takes seconds: not before the job is known to be one.
     from fedelmy_node.training.step import load, run
@@ -114,7 +112,7 @@ def _do(line: Line) -> None:
     def emit(kind: EventKind, data: Mapping[str, Any]) -> None:
         line.send({"event": kind.value, "data": data})
 
-    line.send({"done": run(loaded, inputs, emit)}, last=True)
+    line.send({"done": run(loaded, inputs, emit, stopping)}, last=True)
 
 
 def _fail(line: Line, error: FedelmyError) -> int:
@@ -130,10 +128,6 @@ def _take_over_stdin() -> int:
     os.close(null)
     os.dup2(2, 1)
     return commands_fd
-
-
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    raise _Terminated
 
 
 def _finite(value: Any) -> Any:

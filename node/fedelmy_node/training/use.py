@@ -70,7 +70,9 @@ def export_model(found: ResultModel, out: Path) -> None:
     recipe = _recipe(found)
     state = read_bundle(Path(found.path))[MODEL_GROUP]
     description = {"model": recipe.model.name, "task": recipe.task, "run": found.run, "bundle_sha256": found.sha256}
-    tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}
+    # Whatever floats travelled as, other software expects float32.
+    floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    tensors = {name: tensor.contiguous().clone() for name, tensor in floats.items()}
     with replacing(out, mode=0o644) as partial:
         safetensors.torch.save_file(tensors, partial, metadata={"fedelmy": canonical_json(description).decode()})
 

@@ -7,19 +7,23 @@ from collections.abc import Callable, Sequence
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.errors import RunError
 from fedelmy_node.training.distances import Regulariser
-from fedelmy_node.training.fit import Assignment, Bench, fit
+from fedelmy_node.training.fit import Assignment, Bench, Best, fit
 from fedelmy_node.training.flat import Weights
 
-__all__ = ["Work", "Keep"]
+__all__ = ["Work", "Keep", "Fit"]
 
 Keep = Callable[[int, Weights], None]
 """Stores a pool member, if the site wants to keep them."""
+Fit = Callable[[Bench, Assignment, Weights, Regulariser | None], Best]
+"""Fits one model: plainly, or with checkpoints."""
 
 
 class Work:
     """One train step, as its strategy sees it."""
 
-    def __init__(self, bench: Bench, *, initial: Weights, received: Sequence[Weights], keep: Keep) -> None:
+    def __init__(
+        self, bench: Bench, *, initial: Weights, received: Sequence[Weights], keep: Keep, fit: Fit = fit
+    ) -> None:
         self.initial = initial
         """The model at random, equal at all sites of a run."""
         self.received = tuple(received)
@@ -28,6 +32,7 @@ class Work:
         """Validation accuracy of every pool member that was fitted, in order; for the step's report."""
         self.keep_member: Keep = keep
         self._bench = bench
+        self._fit = fit
 
     @property
     def training(self) -> Training:
@@ -54,7 +59,7 @@ class Work:
         regulariser: Regulariser | None = None,
     ) -> Weights:
         """Train one model from `start` and give its best validation epoch; member 0 is the warm-up."""
-        best = fit(self._bench, Assignment(member=member, members=members, epochs=epochs), start, regulariser)
+        best = self._fit(self._bench, Assignment(member=member, members=members, epochs=epochs), start, regulariser)
         if member:
             self.accuracies.append(best.accuracy)
         return best.weights

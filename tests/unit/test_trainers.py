@@ -1,0 +1,68 @@
+"""The daemon's side of a trainer: a stop leaves a checkpoint, a kill leaves the device."""
+
+import threading
+import time
+
+from small_recipes import job, recipe
+
+from fedelmy_node.config.site import Given, load_site_config
+from fedelmy_node.daemon.trainers import Progress, Trainer
+from fedelmy_node.daemon.workspace import Workspace
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.federation import Training
+from fedelmy_node.domain.names import RunId, StepId
+from fedelmy_node.store.layout import Layout
+
+PATIENCE = 120
+
+
+def start(directory):
+    """A trainer of a job without end, after its first epoch."""
+    training = Training(epochs=100_000, batch_size=64, threads=1)
+    endless = job("train", recipe(training=training), output=directory / "out", checkpoints=directory / "checkpoints")
+    told, trains = [], threading.Event()
+
+    def tell(message):
+        told.append(message)
+        if isinstance(message, Progress) and message.kind is EventKind.EPOCH:
+            trains.set()
+
+    trainer = Trainer(endless, directory, tell)
+    trainer.start()
+    trainer.go(())
+    return trainer, told, trains
+
+
+def test_a_stop_leaves_a_checkpoint_and_a_kill_takes_no_time(tmp_path):
+    stopped, killed = start(tmp_path / "stopped"), start(tmp_path / "killed")
+    for _, _, trains in (stopped, killed):
+        assert trains.wait(PATIENCE)
+    began = time.monotonic()
+    killed[0].kill()
+    killed[0].join(PATIENCE)
+    assert time.monotonic() - began < 5
+    stopped[0].stop()
+    stopped[0].stop()
+    stopped[0].join(PATIENCE)
+    assert list((tmp_path / "stopped" / "checkpoints").glob("*.json"))
+    for _, told, _ in (stopped, killed):
+        assert all(isinstance(message, Progress) for message in told), "an end that was wanted is no news"
+
+
+def test_what_comes_before_the_process_ends_it(tmp_path):
+    trainer, told, _ = start(tmp_path / "killed")
+    trainer.kill()
+    trainer.join(PATIENCE)
+    assert told == []
+
+
+def test_checkpoints_are_forgotten_and_nothing_else(tmp_path):
+    layout, run, step = Layout(tmp_path), RunId("run-1"), StepId("train.1@north")
+    workspace = Workspace(load_site_config(Given(state=tmp_path, data="digits")), layout)
+    directory = layout.step(run, step)
+    (directory / "checkpoints").mkdir(parents=True)
+    (directory / "checkpoints" / "000001.json").write_bytes(b"{}")
+    (directory / "trainer.log").write_bytes(b"")
+    for _ in range(2):
+        workspace.forget_checkpoints(run, step)
+        assert [path.name for path in directory.iterdir()] == ["trainer.log"]
