@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedelmy_launcher.plans import compile_plan, signed_slices
-from fedelmy_node.daemon.ways import is_complete, state_for, to_send, to_watch, useless, ways_around
+from fedelmy_node.daemon.ways import dead_ends, is_complete, state_for, to_send, to_watch, useless, ways_around
 from fedelmy_node.domain.events import EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, run_id, site_of
 from fedelmy_node.domain.plan import Edge, Plan, Shortcut, StepKind
@@ -179,9 +179,9 @@ def test_the_first_way_wins_and_closes_the_others() -> None:
 def test_a_site_that_was_skipped_leaves_its_step_out_and_takes_the_result() -> None:
     b = Site("b")
     b.journal.set_edges(b.run, [EdgeId("train.1@a>train.2@b")], EdgeState.CLOSED)
-    assert useless(b.record) == ["train.2@b"]
+    assert useless(b.record, set()) == ["train.2@b"]
     b.journal.set_step(b.run, StepId("train.2@b"), StepState.SKIPPED)
-    assert useless(b.record) == []
+    assert useless(b.record, set()) == []
     assert not is_complete(b.record), "the result is still to come"
     assert to_watch(b.record, set()) >= {"c"}
 
@@ -190,7 +190,7 @@ def test_a_step_whose_output_nobody_wants_is_left_out() -> None:
     b = Site("b")
     b.received("train.1@a>train.2@b")
     b.journal.set_edges(b.run, [EdgeId("train.2@b>train.3@c")], EdgeState.CLOSED)
-    assert useless(b.record) == ["train.2@b"]
+    assert useless(b.record, set()) == ["train.2@b"]
 
 
 def test_when_the_last_site_is_dead_the_one_before_it_has_the_result() -> None:
@@ -223,3 +223,37 @@ def test_settling_goes_back_along_the_chain() -> None:
     b.journal.set_edges(b.run, [EdgeId("train.2@b>train.3@c")], EdgeState.SETTLED)
     assert b.record.is_settled(edge)
     assert "train.1@a>train.2@b" in state_for(b.record, SiteName("a"), frozenset()).settled
+
+
+def test_a_result_that_nobody_waits_behind_is_given_up() -> None:
+    b = Site("b")
+    for edge in ("train.1@a>train.2@b", "deliver.2@c>deliver.3@b"):
+        b.received(edge)
+    for step in ("train.2@b", "deliver.3@b", "evaluate.3@b"):
+        b.done(step)
+    b.sent("train.2@b>train.3@c", settled=True)
+    (edge,) = dead_ends(b.record, {SiteName("a")})
+    assert edge.id == "deliver.3@b>deliver.4@a" and edge.ends
+    assert not is_complete(b.record)
+    b.journal.skip(b.run, edge, EdgeState.SETTLED, Origin(), {"steps": [edge.target], "code": "", "message": ""})
+    assert is_complete(b.record)
+    assert state_for(b.record, SiteName("a"), frozenset()).closed == (edge.id,), "a learns of it when it is back"
+
+
+def test_sites_that_come_back_when_all_is_over_tell_each_other() -> None:
+    b, c = Site("b"), Site("c")
+    b.journal.set_edges(b.run, [EdgeId("train.1@a>train.2@b")], EdgeState.CLOSED)
+    b.journal.set_step(b.run, StepId("train.2@b"), StepState.SKIPPED)
+    told = state_for(b.record, SiteName("c"), frozenset()).closed
+    assert "train.2@b>train.3@c" in told
+    c.journal.set_edges(c.run, [edge for edge in told if edge in c.record.edges], EdgeState.CLOSED)
+    assert "train.3@c" in useless(c.record, set())
+
+
+def test_a_need_is_lost_if_some_closed_it_and_the_others_are_dead() -> None:
+    a = Site("a")
+    a.done("train.1@a")
+    a.sent("train.1@a>train.2@b", settled=True)
+    a.journal.set_edges(a.run, [EdgeId("deliver.2@c>deliver.4@a/deliver.3@b")], EdgeState.CLOSED)
+    assert useless(a.record, {SiteName("b")}) == []
+    assert useless(a.record, {SiteName("b"), SiteName("d")}) == ["deliver.4@a", "evaluate.4@a"]

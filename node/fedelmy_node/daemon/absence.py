@@ -7,13 +7,13 @@ when it was first looked for again: setting the clock skips nobody.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fedelmy_node.daemon.lookout import Lookout
 from fedelmy_node.daemon.ways import to_watch
 from fedelmy_node.domain.events import EventKind, RunState
-from fedelmy_node.domain.names import RunId, SiteName, site_of
-from fedelmy_node.domain.plan import Edge, Shortcut
+from fedelmy_node.domain.names import RunId, SiteName, StepId, site_of
 from fedelmy_node.domain.reports import Absent
 from fedelmy_node.domain.transfer import Origin, Skip
 from fedelmy_node.store.journal import Journal
@@ -92,17 +92,17 @@ class Absences:
                 return f"{absent.site} was out of reach for {absent.seconds:.0f} s ({absent.code}: {absent.message})"
         return None
 
-    def reason(self, record: RunRecord, way: Edge | Shortcut) -> tuple[Origin, dict[str, Any]]:
-        """Which steps a way leaves out and why: for whoever receives the bundle, and for the journal."""
+    def reason(self, record: RunRecord, steps: Sequence[StepId]) -> tuple[Origin, dict[str, Any]]:
+        """Why steps are left out: for whoever receives the bundle, and for the journal."""
         over = {absent.site: absent for absent in self._over(record)}
         skips = []
-        for step in way.skips:
+        for step in steps:
             absent = over[site_of(step)]
             message = f"{absent.site} was out of reach for {absent.seconds:.0f} s: {absent.message}"[:1000]
             skips.append(Skip(step=step, by=record.slice.site, code=absent.code, message=message))
         first = skips[0]
         return Origin(skipped=tuple(skips)), {
-            "steps": list(way.skips), "code": first.code, "message": first.message,
+            "steps": list(steps), "code": first.code, "message": first.message,
         }  # fmt: skip
 
     def report(self, record: RunRecord) -> tuple[Absent, ...]:

@@ -55,8 +55,6 @@ class Delivered:
     """The receiver has it: verified, synced and journaled."""
 
     seconds: float
-    settled: bool
-    """Nothing of it goes further from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ class Courier:
             if self._stopped.is_set():
                 return
             if isinstance(outcome, Receipt):
-                self._tell(Delivered(time.monotonic() - begun, outcome.settled))
+                self._tell(Delivered(time.monotonic() - begun))
                 return
             if outcome.code == "E-TRANSFER-UNNEEDED":
                 self._tell(Unneeded())

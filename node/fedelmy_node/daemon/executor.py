@@ -23,7 +23,7 @@ from fedelmy_node.daemon.outbox import Outbox
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.preparation import Cancel
 from fedelmy_node.daemon.steps import Steps
-from fedelmy_node.daemon.ways import is_complete, to_send, useless, ways_around
+from fedelmy_node.daemon.ways import dead_ends, is_complete, to_send, useless, ways_around
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
@@ -336,7 +336,7 @@ class Executor:
     def _leave_out(self, record: RunRecord) -> None:
         """Steps that the others went on without are not done any more."""
         run = record.slice.run
-        while steps := useless(record):
+        while steps := useless(record, self._absences.given_up(record)):
             for step in steps:
                 self._steps.leave_out(run, step)
             into = [edge.id for edge in record.slice.edges_in if edge.target in steps]
@@ -351,15 +351,19 @@ class Executor:
         if fatal is not None:
             self._abort(run, fatal)
             return False
-        taken = False
-        for way in ways_around(record, self._absences.given_up(record)):
-            origin, reason = self._absences.reason(record, way)
+        taken, given_up = False, self._absences.given_up(record)
+        for way in ways_around(record, given_up):
+            origin, reason = self._absences.reason(record, way.skips)
             if isinstance(way, Shortcut):
                 rivals = [rival.id for rival in record.slice.ways_to(way.target, way.need) if rival.id != way.id]
                 taken |= self._journal.meet_need(run, way, rivals, origin, reason)
             else:
-                self._journal.open_way(run, way.source, way.id, origin, {"peer": way.receiver, **reason})
+                self._journal.skip(run, way, EdgeState.MOVING, origin, {"peer": way.receiver, **reason})
                 taken = True
+        for edge in dead_ends(record, given_up):
+            origin, reason = self._absences.reason(record, (edge.target,))
+            self._journal.skip(run, edge, EdgeState.SETTLED, origin, reason)
+            taken = True
         return taken
 
     def _presence_changed(self, run: RunId, site: SiteName) -> None:

@@ -56,8 +56,7 @@ class Inbox:
             if have.state == EdgeState.DONE:
                 if have.sha256 != offer.sha256:
                     raise TransferError("E-TRANSFER-CONFLICT", f"another bundle was received on {edge.id} before")
-                settled = record.ends_here(edge) or record.is_settled(edge)
-                return Receipt(edge=edge.id, sha256=have.sha256, size=have.size, settled=settled)
+                return Receipt(edge=edge.id, sha256=have.sha256, size=have.size)
             if have.state == EdgeState.CLOSED:
                 raise _unneeded(record, edge)
             self._check(record, offer)
@@ -116,7 +115,7 @@ class Inbox:
             arrival.target.unlink()
             raise _unneeded(self._journal.run(run), edge)
         self._received(run)
-        return Receipt(edge=edge.id, sha256=offer.sha256, size=offer.size, settled=record.ends_here(edge))
+        return Receipt(edge=edge.id, sha256=offer.sha256, size=offer.size)
 
     def _forget(self, arrival: _Arrival) -> None:
         """A stream has ended, well or not; what is verified is on the disk, and the next Begin finds it there."""

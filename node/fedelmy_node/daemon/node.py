@@ -288,11 +288,13 @@ class Node:
 
 
 def _origin(record: RunRecord) -> Origin:
-    """Of the result, or of the last bundle that was made here."""
+    """Of the result, or of the last bundle that was made here; and whom this site went around afterwards."""
     origin = Origin()
     for step in in_order(record.slice.steps):
         if step.kind != StepKind.EVALUATE and record.steps[step.id].state == StepState.DONE:
             origin = record.origin(step)
+    for edge in record.slice.edges_out:
+        origin = origin.joined(Origin(skipped=record.edges[edge.id].origin.skipped))
     return origin
 
 

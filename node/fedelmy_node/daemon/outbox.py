@@ -11,7 +11,7 @@ from fedelmy_node.daemon.courier import Courier, Delivered, Moved, News, Refused
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
-from fedelmy_node.domain.plan import Edge
+from fedelmy_node.domain.plan import Edge, StepKind
 from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.store.journal import Journal
@@ -96,7 +96,9 @@ class Outbox:
                 "peer": edge.receiver, "bytes": offer.size, "sha256": offer.sha256,
                 "seconds": round(news.seconds, 3), "carries": edge.carries,
             }  # fmt: skip
-            self._journal.finish_edge(run, edge.source, edge.id, data, settled=news.settled)
+            # A result that goes no further is the receiver's own affair from here on.
+            settled = edge.ends and edge.carries == StepKind.DELIVER
+            self._journal.finish_edge(run, edge.source, edge.id, data, settled=settled)
             self._advance(run)
         elif isinstance(news, Unneeded):
             del self._couriers[run, edge.id]

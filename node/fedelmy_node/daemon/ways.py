@@ -18,7 +18,7 @@ from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind, in_o
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.store.records import EdgeState, RunRecord
 
-__all__ = ["to_watch", "to_send", "ways_around", "useless", "is_complete", "edges_after", "state_for"]
+__all__ = ["to_watch", "to_send", "ways_around", "dead_ends", "useless", "is_complete", "edges_after", "state_for"]
 
 _ENDED: Final = (StepState.DONE, StepState.SKIPPED, StepState.CANCELLED)
 
@@ -66,13 +66,19 @@ def ways_around(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[Edge
     return found
 
 
-def useless(record: RunRecord) -> list[StepId]:
-    """The steps that can or need not be done any more, because the others went on without them."""
+def dead_ends(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[Edge]:
+    """The edges to sites that were given up and behind which nobody waits."""
+    return [edge for edge in to_send(record) if edge.ends and edge.receiver in given_up]
+
+
+def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
+    """The steps that cannot or need not be done any more, because the others went on without them."""
     plan = record.slice
     gone = {step for step, known in record.steps.items() if known.state == StepState.SKIPPED}
     before = len(gone)
     for step in in_order(plan.steps):
-        if record.steps[step.id].state not in _ENDED and any(_is_lost(record, step, need, gone) for need in step.needs):
+        ended = record.steps[step.id].state in _ENDED
+        if not ended and any(need in gone or _is_lost(record, step, need, given_up) for need in step.needs):
             gone.add(step.id)
     for step in reversed(in_order(plan.steps)):
         if record.steps[step.id].state not in _ENDED and not _is_wanted(record, step, gone):
@@ -80,14 +86,15 @@ def useless(record: RunRecord) -> list[StepId]:
     return sorted(step for step in gone if record.steps[step].state != StepState.SKIPPED) if len(gone) > before else []
 
 
-def _is_lost(record: RunRecord, step: Step, need: StepId, gone: AbstractSet[StepId]) -> bool:
-    """Whether a need will never be met."""
-    if need in record.steps:
-        return need in gone
-    if record.way(step.id, need) is not None:
+def _is_lost(record: RunRecord, step: Step, need: StepId, given_up: AbstractSet[SiteName]) -> bool:
+    """Whether a need from another site will never be met: who should have met it went on without this site."""
+    if need in record.steps or record.way(step.id, need) is not None:
         return False
-    own, *_ = record.slice.ways_to(step.id, need)
-    return record.edges[own.id].state == EdgeState.CLOSED
+    own, *around = [way for way in record.slice.ways_to(step.id, need) if isinstance(way, Edge)]
+    closed = {way.id: record.edges[way.id].state == EdgeState.CLOSED for way in (own, *around)}
+    return closed[own.id] or (
+        any(closed.values()) and all(closed[way.id] or way.sender in given_up for way in (own, *around))
+    )
 
 
 def _is_wanted(record: RunRecord, step: Step, gone: AbstractSet[StepId]) -> bool:
@@ -123,15 +130,22 @@ def state_for(record: RunRecord, asker: SiteName, near: AbstractSet[EdgeId]) -> 
     from_asker = [edge for edge in plan.edges_in if edge.sender == asker]
     to_asker = [edge for edge in plan.edges_out if edge.receiver == asker]
     closed = [edge.id for edge in from_asker if edges[edge.id].state == EdgeState.CLOSED]
+    closed += [edge.id for edge in to_asker if _will_not_come(record, edge)]
     return NeighbourState(
         state=record.state,
         received=tuple(edge.id for edge in from_asker if edges[edge.id].state == EdgeState.DONE),
         settled=tuple(edge.id for edge in from_asker if record.is_settled(edge)),
-        closed=tuple(closed + [edge.id for edge in to_asker if record.is_superseded(edge)]),
+        closed=tuple(closed),
         near=tuple(edge.id for edge in to_asker if edge.id in near),
         message=record.message if record.state == "aborted" else "",
         cancel=record.cancel,
     )
+
+
+def _will_not_come(record: RunRecord, edge: Edge) -> bool:
+    """Whether the receiver of an edge waits in vain: it was skipped, or this site was and has nothing for it."""
+    skipped = record.steps[edge.source].state == StepState.SKIPPED
+    return skipped or record.is_superseded(edge) or record.is_dead_end(edge)
 
 
 def _open_inputs(record: RunRecord) -> list[Edge | Shortcut]:

@@ -69,6 +69,8 @@ class Edge:
     """The need of the target that it meets: its source, or, on a way around, a step that is left out."""
     skips: tuple[StepId, ...] = ()
     """The steps that this way leaves out, from the target's need back to the source; empty on the plan's own way."""
+    ends: bool = False
+    """Whether nothing of it goes further: no other site needs what the receiver makes of it."""
 
     @property
     def id(self) -> EdgeId:
@@ -212,7 +214,7 @@ class Plan:
             if site_of(source) not in map(site_of, skips):
                 yield Edge(
                     source=source, target=step.id, sender=site_of(source), receiver=step.site, carries=step.kind,
-                    need=need, skips=skips,
+                    need=need, skips=skips, ends=step.id not in self._feeding_others,
                 )  # fmt: skip
             if site_of(source) not in may_skip or len(by_id[source].needs) > 1:
                 return
@@ -220,6 +222,16 @@ class Plan:
             source = next(iter(by_id[source].needs), None)
         if source is not None or step.kind == StepKind.TRAIN:
             yield Shortcut(target=step.id, need=need, source=source, skips=skips)
+
+    @cached_property
+    def _feeding_others(self) -> set[StepId]:
+        """The steps whose output another site needs, as it is or after further steps of the same site."""
+        feeding: set[StepId] = set()
+        for step in reversed(in_order(self.steps)):
+            for need in step.needs:
+                if site_of(need) != step.site or step.id in feeding:
+                    feeding.add(need)
+        return feeding
 
     @cached_property
     def _by_id(self) -> dict[StepId, Step]:

@@ -78,8 +78,6 @@ class Receipt:
     edge: EdgeId
     sha256: str
     size: int
-    settled: bool = False
-    """Nothing of it goes further: the sender need not answer for this edge any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

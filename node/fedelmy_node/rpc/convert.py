@@ -224,13 +224,11 @@ def offer_from_pb(message: transfer_pb2.BeginRequest) -> Offer:
 
 
 def receipt_to_pb(receipt: Receipt) -> transfer_pb2.Receipt:
-    return transfer_pb2.Receipt(
-        edge=receipt.edge, sha256=bytes.fromhex(receipt.sha256), size=receipt.size, settled=receipt.settled
-    )
+    return transfer_pb2.Receipt(edge=receipt.edge, sha256=bytes.fromhex(receipt.sha256), size=receipt.size)
 
 
 def receipt_from_pb(message: transfer_pb2.Receipt) -> Receipt:
-    return Receipt(edge=EdgeId(message.edge), sha256=message.sha256.hex(), size=message.size, settled=message.settled)
+    return Receipt(edge=EdgeId(message.edge), sha256=message.sha256.hex(), size=message.size)
 
 
 def health_to_pb(health: Health) -> admin_pb2.HealthReply:

@@ -209,14 +209,14 @@ class Journal:
                 "UPDATE edges SET state = 'moving' WHERE run = ? AND edge = ? AND state = 'waiting'", (run, edge)
             )
 
-    def open_way(self, run: RunId, step: StepId, edge: EdgeId, origin: Origin, data: Mapping[str, Any]) -> None:
-        """An edge around sites that are out of reach is to be used."""
+    def skip(self, run: RunId, edge: Edge, state: EdgeState, origin: Origin, data: Mapping[str, Any]) -> None:
+        """Sites are left out: an edge around them is used from now on, or one that leads to them is given up."""
         with self._change():
             self._db.execute(
-                "UPDATE edges SET state = 'moving', origin = ? WHERE run = ? AND edge = ? AND state = 'waiting'",
-                (canonical_json(origin), run, edge),
+                "UPDATE edges SET state = ?, origin = ? WHERE run = ? AND edge = ?",
+                (state.value, canonical_json(origin), run, edge.id),
             )
-            self._event(run, step, EventKind.AROUND, {"edge": edge, **data})
+            self._event(run, edge.source, EventKind.AROUND, {"edge": edge.id, **data})
 
     def finish_edge(self, run: RunId, step: StepId, edge: EdgeId, data: Mapping[str, Any], *, settled: bool) -> None:
         """A bundle was received at the other end: `data` has its sha256 and bytes. The same again changes nothing."""

@@ -201,10 +201,10 @@ class RunRecord:
         states = (self.edges[way.id].state for way in self._around(edge))
         return any(state in (EdgeState.DONE, EdgeState.SETTLED) for state in states)
 
-    def ends_here(self, edge: Edge) -> bool:
-        """Whether nothing of a bundle that arrives on this edge goes further."""
-        target = self.slice.step(edge.target)
-        return target.kind == StepKind.DELIVER and all(out.source != target.id for out in self.slice.edges_out)
+    def is_dead_end(self, edge: Edge) -> bool:
+        """Whether this site gave an edge up at whose other end everything ends."""
+        known = self.edges[edge.id]
+        return known.state == EdgeState.SETTLED and not known.sha256
 
     def _around(self, edge: Edge) -> list[Edge | Shortcut]:
         """The ways from the same step that lead around the receiver of an edge."""

@@ -76,13 +76,11 @@ class Block(_message.Message):
     def __init__(self, index: _Optional[int] = ..., data: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("edge", "sha256", "size", "settled")
+    __slots__ = ("edge", "sha256", "size")
     EDGE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
-    SETTLED_FIELD_NUMBER: _ClassVar[int]
     edge: str
     sha256: bytes
     size: int
-    settled: bool
-    def __init__(self, edge: _Optional[str] = ..., sha256: _Optional[bytes] = ..., size: _Optional[int] = ..., settled: _Optional[bool] = ...) -> None: ...
+    def __init__(self, edge: _Optional[str] = ..., sha256: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
