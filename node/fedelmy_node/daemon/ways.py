@@ -101,11 +101,11 @@ def _is_wanted(record: RunRecord, step: Step, gone: AbstractSet[StepId]) -> bool
     """Whether anybody can still use the output; a step without one is for the site itself."""
     if step.kind == StepKind.EVALUATE:
         return True
-    edges = [edge for edge in record.slice.edges_out if edge.source == step.id and not edge.skips]
+    leaves = any(edge.source == step.id for edge in record.slice.edges_out)
     here = [known.id for known in record.slice.steps if step.id in known.needs]
-    if not edges and not here:
+    if not leaves and not here:
         return True
-    return any(record.edges[edge.id].state != EdgeState.CLOSED for edge in edges) or any(s not in gone for s in here)
+    return (leaves and not record.is_over(step.id)) or any(known not in gone for known in here)
 
 
 def is_complete(record: RunRecord) -> bool:
