@@ -52,5 +52,5 @@ class Block:
 
     index: int
     data: bytes
-    sha256: bytes
-    """Of `data`."""
+    running_sha256: bytes
+    """Of the whole bundle up to and including `data`; the last block's is the bundle's."""

@@ -177,20 +177,21 @@ def _requests(
         run=offer.run, edge=offer.edge, sha256=bytes.fromhex(offer.sha256), first_block=first
     )
     yield transfer_pb2.SendRequest(header=header)
-    for index, data in _read_blocks(parcel.path, offer, first):
-        digest = hashlib.sha256(data).digest()
-        yield transfer_pb2.SendRequest(block=transfer_pb2.Block(index=index, data=data, sha256=digest))
+    for index, data, digest in _read_blocks(parcel.path, offer):
+        if index >= first:
+            yield transfer_pb2.SendRequest(block=transfer_pb2.Block(index=index, data=data, running_sha256=digest))
+            moved(min(offer.size, (index + 1) * offer.block_bytes))
         watchdog.progress()
-        moved(min(offer.size, (index + 1) * offer.block_bytes))
     watchdog.stop()  # what follows is the receiver's disk, which is no stall
 
 
-def _read_blocks(path: Path, offer: Offer, first: int) -> Iterator[tuple[int, bytes]]:
+def _read_blocks(path: Path, offer: Offer) -> Iterator[tuple[int, bytes, bytes]]:
+    """Every block with the digest of all up to it."""
+    digest, index = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
-        file.seek(first * offer.block_bytes)
-        index = first
         while data := file.read(offer.block_bytes):
-            yield index, data
+            digest.update(data)
+            yield index, data, digest.copy().digest()
             index += 1
 
 

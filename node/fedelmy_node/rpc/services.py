@@ -181,7 +181,7 @@ def _blocks(requests: Iterator[transfer_pb2.SendRequest], context: Context) -> I
             recheck(context)
         if request.WhichOneof("part") != "block":
             raise TransferError("E-TRANSFER-SEQUENCE", "a stream has one header, then blocks")
-        yield Block(index=request.block.index, data=request.block.data, sha256=request.block.sha256)
+        yield Block(index=request.block.index, data=request.block.data, running_sha256=request.block.running_sha256)
 
 
 class _Admin(admin_pb2_grpc.AdminServicer):
