@@ -63,6 +63,8 @@ class Ends:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._processes: list[subprocess.Popen[str]] = []
+        self.cpu: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        """Processor seconds of both ends together, per bundle."""
 
     def __enter__(self) -> Self:
         self.receiver, hello = self._start("receiver")
@@ -96,11 +98,16 @@ class Ends:
         """Seconds for one bundle, there and acknowledged."""
         if kind == "ours":
             self.ask(self.receiver, "prepare", run=run, bundle=str(bundle))
+        before = self.cpu_seconds()
         os.sync()  # what earlier rounds left for the disk to do is not this one's
         taken = self.ask(self.sender, "send", kind=kind, run=run, bundle=str(bundle), sha256=digest(bundle))
         left = self.ask(self.receiver, "clean", run=run)["sizes"]
         assert left == ([] if kind == "discard" else [bundle.stat().st_size]), left
+        self.cpu[kind].append(self.cpu_seconds() - before)
         return float(taken["seconds"])
+
+    def cpu_seconds(self) -> float:
+        return sum(float(self.ask(end, "cpu")["seconds"]) for end in (self.sender, self.receiver))
 
     def memory(self) -> dict[str, Any]:
         return {"sender": self.ask(self.sender, "memory"), "receiver": self.ask(self.receiver, "memory")}
@@ -128,6 +135,7 @@ def measure_speed(root: Path, name: str, bundle: Path, rounds: int) -> dict[str,
         **{f"{kind}_mb_s": value for kind, value in speed.items()},
         "ours_to_write": round(speed["ours"] / speed["write"], 3),
         "ours_to_discard": round(speed["ours"] / speed["discard"], 3),
+        "cpu_seconds_per_gb": {kind: round(statistics.median(used) / size * 1e9, 2) for kind, used in ends.cpu.items()},
         "rounds": {kind: [round(size / taken / 1e6, 1) for taken in times] for kind, times in seconds.items()},
     }
 

@@ -105,6 +105,9 @@ class Receiver:
     def memory(self) -> Command:
         return _memory()
 
+    def cpu(self) -> Command:
+        return {"seconds": time.process_time()}
+
 
 class _Discard(transfer_pb2_grpc.TransferServicer):
     def Send(self, request_iterator: Any, context: grpc.ServicerContext) -> transfer_pb2.Receipt:  # noqa: N802
@@ -164,6 +167,9 @@ class Sender:
 
     def memory(self) -> Command:
         return _memory()
+
+    def cpu(self) -> Command:
+        return {"seconds": time.process_time()}
 
 
 def _plain(path: Path) -> Iterator[transfer_pb2.SendRequest]:

@@ -40,7 +40,7 @@ class StreamCheck:
         """The beginning of a value whose end is in the next block."""
         self._exponents: Exponents | None = None
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """The next bytes of the bundle, however many."""
         begin, self._position = self._position, self._position + len(data)
         if self._floats is None:

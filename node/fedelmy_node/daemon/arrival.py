@@ -153,7 +153,7 @@ class Arrival:
                 raise
             self._next, self._digest, self._doubted = self._next + 1, digest, False
 
-    def _write(self, file: FileIO, data: bytes) -> None:
+    def _write(self, file: FileIO, data: bytes | memoryview) -> None:
         view = memoryview(data)
         try:
             while view:  # one call may write less
