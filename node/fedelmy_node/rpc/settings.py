@@ -41,6 +41,7 @@ _BOTH: Final[_Options] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS),
+    ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),  # this is what ends the wait, and it would be a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),  # 0: no limit; the other end's patience is PING_ALLOWED_MS
 )
