@@ -54,7 +54,7 @@ def federation() -> Federation:
 class South:
     """The receiving node as far as transfers need it: real journal, real files, real server."""
 
-    def __init__(self, root: Path, manifest: Any, identity: Identity) -> None:
+    def __init__(self, root: Path, manifest: Any, identity: Identity, listen: str = "127.0.0.1:0") -> None:
         self.layout = Layout(root)
         self.layout.create()
         self.journal = Journal(self.layout.journal, SiteName("south"))
@@ -70,7 +70,7 @@ class South:
         self.inbox = Inbox(self.journal, self.layout, self.arrived.append)
         guard = Guard(services.RULES, {"transfers": 4, "control": 4, "preparations": 1, "watchers": 4}, secure=True)
         self.server, self.address = make_server(
-            Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers
+            Address(listen), identity, interceptors=[guard], workers=guard.workers
         )
         services.add_network(self.server, self, self, self.inbox)  # type: ignore[arg-type]
         self.server.start()
