@@ -1,12 +1,14 @@
-"""A TCP proxy on loopback under a test's control: counts, cuts, holds, swallows, slows down."""
+"""A TCP proxy on loopback under a test's control: counts, cuts, holds, swallows, slows down, is far away."""
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from typing import Self
 
 _CHUNK_BYTES = 16384
@@ -30,6 +32,8 @@ class CountingProxy:
         self._swallowing = False
         self.bytes_per_second: float | None = None
         """No faster than this towards the target; None for no limit."""
+        self.delay_seconds = 0.0
+        """How far away the ends are, each way; for connections that are made later."""
         self.to_client = 0
         self.to_target = 0
         self.cuts = 0
@@ -103,13 +107,12 @@ class CountingProxy:
 
     def _pump(self, source: socket.socket, sink: socket.socket, to_target: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(_CHUNK_BYTES):
-                if to_target:
-                    self._slow_down(len(data))
+            chunks = self._read(source, to_target)
+            for data in _later(chunks, self.delay_seconds) if self.delay_seconds else chunks:
                 with self._changed:
                     self._changed.wait_for(lambda: not (self._held or self._swallowing) or self._closed)
-                    cut, data = self._count(data, to_target)
-                sink.sendall(data)
+                    cut, passing = self._count(data, to_target)
+                sink.sendall(passing)
                 if cut:
                     time.sleep(0.05)  # a reset overtakes what was sent before it
                     self.cut()
@@ -128,6 +131,27 @@ class CountingProxy:
         self._changed.notify_all()
         return cut, data
 
-    def _slow_down(self, count: int) -> None:
-        if self.bytes_per_second is not None:
-            time.sleep(count / self.bytes_per_second)
+    def _read(self, source: socket.socket, to_target: bool) -> Iterator[bytes]:
+        while data := source.recv(_CHUNK_BYTES):
+            if to_target and self.bytes_per_second is not None:
+                time.sleep(len(data) / self.bytes_per_second)
+            yield data
+
+
+def _later(chunks: Iterator[bytes], seconds: float) -> Iterator[bytes]:
+    """The same, each so much later, while the next ones are already under way."""
+    under_way: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            for data in chunks:
+                under_way.put((time.monotonic() + seconds, data))
+        under_way.put((0.0, b""))
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        due, data = under_way.get()
+        if not data:
+            return
+        time.sleep(max(due - time.monotonic(), 0.0))
+        yield data

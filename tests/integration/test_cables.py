@@ -67,9 +67,7 @@ def wait_until_sent(cable: Cable, count: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    ("rate", "delay", "values"), [("4mbit", "100ms", 500_000), ("30mbit", "100ms", 1_500_000)]
-)
+@pytest.mark.parametrize(("rate", "delay", "values"), [("4mbit", "100ms", 500_000), ("30mbit", "100ms", 1_500_000)])
 def test_a_slow_and_distant_link_only_takes_its_time(
     homes: dict[str, Path], tmp_path: Path, rate: str, delay: str, values: int
 ) -> None:

@@ -145,6 +145,17 @@ def reading_again(readings: list[Path]) -> Callable[[Arrival], None]:
     return noted
 
 
+def test_a_distant_link_is_kept_full(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel
+) -> None:
+    """30 Mbit/s and 100 ms each way: 8 MB take 2.1 s, and some round trips for the handshakes."""
+    link.bytes_per_second, link.delay_seconds = 30e6 / 8, 0.1
+    began = time.monotonic()
+    deliver(link, identities, parcel)
+    assert time.monotonic() - began < 15
+    received_once(south, bundle)
+
+
 def test_a_black_hole_is_found_by_the_stall_timeout(
     south: South, link: CountingProxy, identities: Identities, tmp_path: Path
 ) -> None:
@@ -331,11 +342,9 @@ def test_a_sender_restarted_in_mid_transfer_goes_on(
     """A new process knows nothing of the old one; it asks, and hashes its own first blocks again."""
     link.bytes_per_second = 20e6
     with connected(link, identities) as client:
-        stream = threading.Thread(target=lambda: pytest.raises(FedelmyError, client.deliver, parcel, lambda _: None))
-        stream.start()
-        link.wait_for(2_000_000)
-        link.cut()
-        stream.join(20)
+        threading.Thread(target=lambda: (link.wait_for(2_000_000), link.cut()), daemon=True).start()
+        with pytest.raises(FedelmyError):
+            client.deliver(parcel, lambda _: None)
     before = list(taken)
     assert before
     moved: list[int] = []
@@ -374,8 +383,8 @@ def test_a_huge_partial_file_makes_no_other_edge_wait(
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[Path]:
     path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True)
-    if mounted.returncode != 0:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
         pytest.skip("may not mount a file system here")
     try:
         yield path
@@ -398,6 +407,20 @@ def test_a_disk_that_is_too_small_refuses_before_a_byte(
             assert taken == [] and node.partial == []
         finally:
             node.stop()
+
+
+def test_what_came_already_needs_no_second_place_on_the_disk(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: Any
+) -> None:
+    free = parcel.offer.size + (64 << 20) + BLOCK
+
+    def shrinking(_: object) -> int:
+        return free - sum(path.stat().st_size for path in south.partial)
+
+    monkeypatch.setattr("fedelmy_node.store.layout.Layout.free_bytes", shrinking)
+    link.cut_at(parcel.offer.size // 2)
+    deliver_until_received(link, identities, parcel)
+    received_once(south, bundle)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")

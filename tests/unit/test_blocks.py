@@ -21,9 +21,7 @@ indices = st.integers(0, 2**63 - 1)
 @given(index=indices, data=st.binary(max_size=300), digest=st.binary(max_size=40))
 def test_what_is_written_is_protobuf(index: int, data: bytes, digest: bytes) -> None:
     message = transfer_pb2.SendRequest.FromString(encode_block(index, data, digest))
-    assert message == transfer_pb2.SendRequest(
-        block=transfer_pb2.Block(index=index, data=data, running_sha256=digest)
-    )
+    assert message == transfer_pb2.SendRequest(block=transfer_pb2.Block(index=index, data=data, running_sha256=digest))
 
 
 @given(index=indices, data=st.binary(max_size=300), digest=st.binary(max_size=40))

@@ -25,11 +25,16 @@ from fedelmy_node.domain.transfer import Block, Offer
 from fedelmy_node.durable import cannot_write, sync_directory
 from fedelmy_node.errors import BundleError, PeerError, TransferError
 
-__all__ = ["Arrival"]
+__all__ = ["Arrival", "partial_path"]
 
 _READ_BYTES: Final = 1 << 20
 _SYNC_BYTES: Final = 64 << 20
 """Written between two early syncs: the disk works while the network does, and the last sync finds little left."""
+
+
+def partial_path(target: Path, offer: Offer) -> Path:
+    """Where a bundle is while it arrives."""
+    return target.with_suffix(f".{offer.sha256[:16]}.part")
 
 
 class Arrival:
@@ -43,7 +48,7 @@ class Arrival:
         self.edge = edge
         self.offer = offer
         self.target = target
-        self.partial = target.with_suffix(f".{offer.sha256[:16]}.part")
+        self.partial = partial_path(target, offer)
         self._manifest = manifest
         self._lock = threading.Lock()
         self._lane = 0

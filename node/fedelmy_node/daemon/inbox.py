@@ -13,7 +13,7 @@ from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import MAX_HEADER_BYTES
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.size import tensor_bytes
-from fedelmy_node.daemon.arrival import Arrival
+from fedelmy_node.daemon.arrival import Arrival, partial_path
 from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge
@@ -124,8 +124,9 @@ class Inbox:
         payload = tensor_bytes(record.prepared.manifest)
         if not payload < offer.size <= payload + MAX_HEADER_BYTES:
             raise TransferError("E-TRANSFER-SIZE", f"a bundle of this run cannot have {offer.size} bytes")
-        free = self._layout.free_bytes()
-        if free < offer.size + _SPARE_BYTES:
+        partial = partial_path(self._layout.input(offer.run, offer.edge), offer)
+        free, here = self._layout.free_bytes(), partial.stat().st_size if partial.exists() else 0
+        if free < offer.size - here + _SPARE_BYTES:
             raise StoreError("E-STORE-DISK", f"the bundle needs {offer.size} bytes, the disk has {free} left")
 
 
