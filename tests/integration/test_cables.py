@@ -22,11 +22,14 @@ pytestmark = pytest.mark.skipif(not permitted(), reason="may not make network na
 
 
 @pytest.fixture(scope="module")
-def homes(federation_ca: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found = {name: tmp_path_factory.mktemp(f"cable-{name}") / "identity" for name in ("north", "south")}
+def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Of a federation of their own: the session's CA has signed its north and south already."""
+    root = tmp_path_factory.mktemp("cables")
+    authority.init(root / "ca")
+    found = {name: root / name / "identity" for name in ("north", "south")}
     for name, home in found.items():
         keystore.init(home, name, "site")
-        keystore.install(home, authority.sign(federation_ca, home / "request.csr", home.parent / f"{name}.pem").path)
+        keystore.install(home, authority.sign(root / "ca", home / "request.csr", root / f"{name}.pem").path)
     return found
 
 
