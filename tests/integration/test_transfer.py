@@ -54,7 +54,7 @@ def federation() -> Federation:
 class South:
     """The receiving node as far as transfers need it: real journal, real files, real server."""
 
-    def __init__(self, root: Path, manifest: Any, identity: Identity) -> None:
+    def __init__(self, root: Path, manifest: Any, identity: Identity, listen: str = "127.0.0.1:0") -> None:
         self.layout = Layout(root)
         self.layout.create()
         self.journal = Journal(self.layout.journal, SiteName("south"))
@@ -69,9 +69,7 @@ class South:
             )  # fmt: skip
         self.inbox = Inbox(self.journal, self.layout, self.arrived.append)
         guard = Guard(services.RULES, {"transfers": 4, "control": 4, "preparations": 1, "watchers": 4}, secure=True)
-        self.server, self.address = make_server(
-            Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers
-        )
+        self.server, self.address = make_server(Address(listen), identity, interceptors=[guard], workers=guard.workers)
         services.add_network(self.server, self, self, self.inbox)  # type: ignore[arg-type]
         self.server.start()
 
@@ -88,6 +86,14 @@ class South:
 def make_bundle(path: Path, size: int = 300_000, value: float = 0.5) -> Path:
     save_file({"model/w": np.full(size, value, np.float32), "model/n": np.array([7], np.int64)}, path)
     return path
+
+
+def blocks_of(path: Path) -> list[Block]:
+    data, digest, blocks = path.read_bytes(), hashlib.sha256(), []
+    for index, start in enumerate(range(0, len(data), BLOCK)):
+        digest.update(data[start : start + BLOCK])
+        blocks.append(Block(index=index, data=data[start : start + BLOCK], running_sha256=digest.digest()))
+    return blocks
 
 
 def parcel_of(path: Path, **changes: Any) -> Parcel:
@@ -189,8 +195,7 @@ def test_a_broken_stream_goes_on_from_the_last_verified_block(
 
 def test_a_newer_stream_takes_over(south: South, bundle: Path) -> None:
     data, parcel = bundle.read_bytes(), parcel_of(bundle)
-    pieces = [data[i : i + BLOCK] for i in range(0, len(data), BLOCK)]
-    blocks = [Block(index=i, data=piece, sha256=hashlib.sha256(piece).digest()) for i, piece in enumerate(pieces)]
+    blocks = blocks_of(bundle)
     north = SiteName("north")
     assert south.inbox.begin(north, parcel.offer) == 0
     reached, released = threading.Event(), threading.Event()
@@ -278,14 +283,13 @@ def test_a_file_that_is_not_what_was_announced(south: South, north: Connect, bun
     ("spoil", "code"),
     [
         (lambda block: replace(block, index=block.index + 1), "E-TRANSFER-SEQUENCE"),
-        (lambda block: replace(block, sha256=b"\0" * 32), "E-TRANSFER-HASH"),
+        (lambda block: replace(block, running_sha256=b"\0" * 32), "E-TRANSFER-HASH"),
         (lambda block: replace(block, data=block.data[:-1]), "E-TRANSFER-SIZE"),
         (lambda block: replace(block, data=block.data + b"x"), "E-TRANSFER-SIZE"),
     ],
 )
 def test_blocks_that_are_not_right(south: South, bundle: Path, spoil: Callable[[Block], Block], code: str) -> None:
-    piece = bundle.read_bytes()[:BLOCK]
-    good = Block(index=0, data=piece, sha256=hashlib.sha256(piece).digest())
+    good = blocks_of(bundle)[0]
     offer = parcel_of(bundle).offer
     south.inbox.begin(SiteName("north"), offer)
     with pytest.raises(TransferError, match=code):
@@ -316,16 +320,15 @@ def test_a_begin_while_the_bundle_is_being_settled_harms_nothing(
     """The sender was cut off after its last block and begins again before the receipt."""
     offer, north = parcel_of(bundle).offer, SiteName("north")
     data = bundle.read_bytes()
-    pieces = [data[i : i + BLOCK] for i in range(0, len(data), BLOCK)]
-    blocks = [Block(index=i, data=piece, sha256=hashlib.sha256(piece).digest()) for i, piece in enumerate(pieces)]
+    blocks = blocks_of(bundle)
     answers: list[str] = []
 
-    def check_and_begin_again(path: Path, manifest: Any) -> None:
+    def sync_and_begin_again(path: Path) -> None:
         with pytest.raises(FedelmyError) as caught:
             south.inbox.begin(north, offer)
         answers.append(caught.value.code)
 
-    monkeypatch.setattr("fedelmy_node.daemon.inbox.check_bundle", check_and_begin_again)
+    monkeypatch.setattr("fedelmy_node.daemon.arrival.sync_directory", sync_and_begin_again)
     south.inbox.begin(north, offer)
     south.inbox.receive(north, RUN, EDGE, offer.sha256, 0, iter(blocks))
     assert answers == ["E-PEER-BUSY"]

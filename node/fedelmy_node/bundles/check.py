@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from fedelmy_node.bundles.finite import find_nonfinite
+from fedelmy_node.bundles.finite import find_nonfinite, nonfinite
 from fedelmy_node.bundles.header import Header, read_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.errors import BundleError
@@ -23,7 +23,7 @@ def check_bundle(path: Path, manifest: Sequence[TensorInfo]) -> Header:
     check_manifest(header.manifest, manifest)
     bad = find_nonfinite(path, header)
     if bad is not None:
-        raise BundleError("E-BUNDLE-NONFINITE", f"tensor {bad!r} has values that are not finite")
+        raise nonfinite(bad)
     return header
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from fedelmy_node.bundles.header import Header
 from fedelmy_node.errors import BundleError, StoreError
 
-__all__ = ["find_nonfinite"]
+__all__ = ["Exponents", "find_nonfinite", "nonfinite"]
 
 BLOCK_BYTES: Final = 2**20
 _EXPONENT: Final[Mapping[str, tuple[str, int]]] = {
@@ -22,28 +22,54 @@ _EXPONENT: Final[Mapping[str, tuple[str, int]]] = {
 """A float is NaN or infinite if and only if all bits of its exponent are set."""
 
 
+class Exponents:
+    """Looks at the exponents of floats, with one buffer for all blocks."""
+
+    def __init__(self) -> None:
+        import numpy  # lazily: the idle daemon does without
+
+        self._np = numpy
+        self._masked = numpy.empty(BLOCK_BYTES, dtype=numpy.uint8)
+
+    @staticmethod
+    def know(dtype: str) -> bool:
+        """Whether a type has exponents at all; the others are always finite."""
+        return dtype in _EXPONENT
+
+    def all_finite(self, part: memoryview | bytes, dtype: str) -> bool:
+        """Whether a part of a tensor, of whole values, has no NaN and no infinity."""
+        kind, mask = _EXPONENT[dtype]
+        bits = self._np.frombuffer(part, dtype=kind)
+        room = self._masked.view(kind)
+        for begin in range(0, bits.size, room.size):
+            some = bits[begin : begin + room.size]
+            masked = room[: some.size]
+            self._np.bitwise_and(some, some.dtype.type(mask), out=masked)
+            if masked.max() == mask:  # no masked value exceeds the mask
+                return False
+        return True
+
+
 def find_nonfinite(path: Path, header: Header) -> str | None:
     """The first tensor, in the file's order, that has a NaN or an infinity; memory is constant."""
-    import numpy as np  # lazily: the idle daemon does without
-
-    block = bytearray(BLOCK_BYTES)
-    exponents = np.empty(BLOCK_BYTES, dtype=np.uint8)
+    exponents, block = Exponents(), bytearray(BLOCK_BYTES)
     try:
         with FileIO(path) as file:
             for span, tensor in sorted(zip(header.spans, header.manifest, strict=True)):
-                if tensor.dtype not in _EXPONENT:
+                if not exponents.know(tensor.dtype):
                     continue
-                kind, mask = _EXPONENT[tensor.dtype]
                 file.seek(header.data_offset + span.begin)
                 for part in _read_blocks(file, span.end - span.begin, block):
-                    bits = np.frombuffer(part, dtype=kind)
-                    masked = exponents.view(kind)[: bits.size]
-                    np.bitwise_and(bits, bits.dtype.type(mask), out=masked)
-                    if masked.max() == mask:  # no masked value exceeds the mask
+                    if not exponents.all_finite(part, tensor.dtype):
                         return tensor.name
     except OSError as error:
         raise StoreError("E-STORE-DAMAGED", f"{path} cannot be read: {error}") from error
     return None
+
+
+def nonfinite(tensor: str) -> BundleError:
+    """The refusal of a bundle because of this tensor's values."""
+    return BundleError("E-BUNDLE-NONFINITE", f"tensor {tensor!r} has values that are not finite")
 
 
 def _read_blocks(file: FileIO, length: int, block: bytearray) -> Iterator[memoryview]:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.errors import BundleError, StoreError
 
-__all__ = ["Header", "Span", "ITEM_BYTES", "read_header", "parse_header"]
+__all__ = ["Header", "Span", "ITEM_BYTES", "LENGTH_BYTES", "read_header", "text_bytes", "parse_header"]
 
 ITEM_BYTES: Final = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
@@ -33,7 +33,7 @@ MAX_TENSORS: Final = 200_000
 MAX_NAME_LENGTH: Final = 1024
 MAX_RANK: Final = 8
 MAX_METADATA: Final = 64
-_LENGTH_BYTES: Final = 8
+LENGTH_BYTES: Final = 8
 
 
 class Span(NamedTuple):
@@ -64,13 +64,19 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(_read(file.read(_LENGTH_BYTES), _LENGTH_BYTES), "little")
-            if length > min(MAX_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
-                raise _bad(f"a header of {length} bytes is too long for this file")
+            length = text_bytes(file.read(LENGTH_BYTES), file_bytes)
             text = _read(file.read(length), length)
     except OSError as error:
         raise StoreError("E-STORE-DAMAGED", f"{path} cannot be read: {error}") from error
     return parse_header(text, file_bytes)
+
+
+def text_bytes(first: bytes, file_bytes: int) -> int:
+    """How long the JSON text is, from the file's first bytes."""
+    length = int.from_bytes(_read(first, LENGTH_BYTES), "little")
+    if length > min(MAX_HEADER_BYTES, file_bytes - LENGTH_BYTES):
+        raise _bad(f"a header of {length} bytes is too long for this file")
+    return length
 
 
 def parse_header(text: bytes, file_bytes: int) -> Header:
@@ -80,7 +86,7 @@ def parse_header(text: bytes, file_bytes: int) -> Header:
     if len(table) > MAX_TENSORS:
         raise _bad(f"{len(table)} tensors are more than {MAX_TENSORS}")
     tensors = sorted((_tensor(name, entry) for name, entry in table.items()), key=lambda pair: pair[0].name)
-    data_offset = _LENGTH_BYTES + len(text)
+    data_offset = LENGTH_BYTES + len(text)
     _check_filled((span for _, span in tensors), file_bytes - data_offset)
     return Header(
         manifest=tuple(info for info, _ in tensors),

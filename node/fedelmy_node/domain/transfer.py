@@ -93,6 +93,6 @@ class Block:
     """One piece of a bundle."""
 
     index: int
-    data: bytes
-    sha256: bytes
-    """Of `data`."""
+    data: bytes | memoryview
+    running_sha256: bytes
+    """Of the whole bundle up to and including `data`; the last block's is the bundle's."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -22,10 +19,11 @@ from fedelmy_node.domain.reports import (
     RunSummary,
     Signed,
 )
-from fedelmy_node.domain.transfer import Offer, Parcel, Receipt
+from fedelmy_node.domain.transfer import Parcel, Receipt
 from fedelmy_node.errors import TransferError
 from fedelmy_node.rpc import convert
 from fedelmy_node.rpc.faults import map_errors
+from fedelmy_node.rpc.sending import BlockStream, Stalled, send_method
 from fedelmy_proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -33,7 +31,6 @@ from fedelmy_proto.v1 import (
     control_pb2_grpc,
     peer_pb2,
     peer_pb2_grpc,
-    transfer_pb2,
     transfer_pb2_grpc,
 )
 
@@ -99,6 +96,7 @@ class PeerClient:
         self._stall_seconds = stall_seconds
         self._peer = peer_pb2_grpc.PeerStub(channel)
         self._transfer = transfer_pb2_grpc.TransferStub(channel)
+        self._send_method = send_method(channel)
 
     def close(self) -> None:
         self._channel.close()
@@ -118,85 +116,17 @@ class PeerClient:
             if answer.WhichOneof("answer") == "receipt":
                 receipt = convert.receipt_from_pb(answer.receipt)
             else:
-                receipt = self._send(parcel, answer.resume_from, moved)
+                receipt = self._send(BlockStream(parcel, answer.resume_from), moved)
         if receipt.sha256 != offer.sha256:
             raise TransferError("E-TRANSFER-HASH", f"{self._name} acknowledged another bundle than was sent")
         return receipt
 
-    def _send(self, parcel: Parcel, first: int, moved: Callable[[int], None]) -> Receipt:
-        watchdog = _Watchdog(self._stall_seconds)
-        call = self._transfer.Send.future(_requests(parcel, first, watchdog, moved))
-        watchdog.start(call)
+    def _send(self, stream: BlockStream, moved: Callable[[int], None]) -> Receipt:
         try:
-            return convert.receipt_from_pb(call.result())
-        except (grpc.FutureCancelledError, grpc.RpcError):
-            if watchdog.fired:
-                raise TransferError(
-                    "E-TRANSFER-STALLED",
-                    f"nothing moved towards {self._name} for {self._stall_seconds:g} s",
-                ) from None
-            raise
-        finally:
-            watchdog.stop()
-
-
-class _Watchdog:
-    """Breaks a call off when nothing has moved for a while; progress is the only clock."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._changed = threading.Condition()
-        self._moves = 0
-        self._stopped = False
-        self.fired = False
-
-    def start(self, call: grpc.Future[Any]) -> None:
-        threading.Thread(target=self._watch, args=(call,), name="stall-watchdog", daemon=True).start()
-
-    def progress(self) -> None:
-        with self._changed:
-            self._moves += 1
-            self._changed.notify()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-
-    def _watch(self, call: grpc.Future[Any]) -> None:
-        with self._changed:
-            while not self._stopped:
-                seen = self._moves
-                self._changed.wait(self._seconds)
-                if self._moves == seen and not self._stopped:
-                    self.fired = True
-                    call.cancel()
-                    return
-
-
-def _requests(
-    parcel: Parcel, first: int, watchdog: _Watchdog, moved: Callable[[int], None]
-) -> Iterator[transfer_pb2.SendRequest]:
-    offer = parcel.offer
-    header = transfer_pb2.SendHeader(
-        run=offer.run, edge=offer.edge, sha256=bytes.fromhex(offer.sha256), first_block=first
-    )
-    yield transfer_pb2.SendRequest(header=header)
-    for index, data in _read_blocks(parcel.path, offer, first):
-        digest = hashlib.sha256(data).digest()
-        yield transfer_pb2.SendRequest(block=transfer_pb2.Block(index=index, data=data, sha256=digest))
-        watchdog.progress()
-        moved(min(offer.size, (index + 1) * offer.block_bytes))
-    watchdog.stop()  # what follows is the receiver's disk, which is no stall
-
-
-def _read_blocks(path: Path, offer: Offer, first: int) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb", buffering=0) as file:
-        file.seek(first * offer.block_bytes)
-        index = first
-        while data := file.read(offer.block_bytes):
-            yield index, data
-            index += 1
+            return convert.receipt_from_pb(stream.send(self._send_method, self._stall_seconds, moved))
+        except Stalled:
+            message = f"nothing moved towards {self._name} for {self._stall_seconds:g} s"
+            raise TransferError("E-TRANSFER-STALLED", message) from None
 
 
 class AdminClient:

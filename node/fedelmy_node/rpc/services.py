@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
+import grpc
 from grpc import Server
 from grpc import ServicerContext as Context
 
@@ -28,6 +29,8 @@ from fedelmy_node.domain.reports import (
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import TransferError
 from fedelmy_node.rpc import convert
+from fedelmy_node.rpc.ahead import Ahead
+from fedelmy_node.rpc.blocks import decode_request
 from fedelmy_node.rpc.guard import Rule, caller, recheck
 from fedelmy_proto.v1 import (
     admin_pb2,
@@ -37,11 +40,14 @@ from fedelmy_proto.v1 import (
     peer_pb2,
     peer_pb2_grpc,
     transfer_pb2,
-    transfer_pb2_grpc,
 )
 
 __all__ = ["ControlHandler", "PeerHandler", "TransferHandler", "AdminHandler", "RULES", "add_network", "add_local"]
 
+SendRequest = Block | transfer_pb2.SendRequest
+"""What `blocks` makes of a message."""
+_BLOCKS_AHEAD: Final = 2
+"""Received while the one before is verified and written; they are taken even if the link is cut meanwhile."""
 _BLOCKS_PER_CHECK: Final = 256
 """How many blocks of a transfer may pass before its sender's certificate is looked at again."""
 RULES: Mapping[str, Rule] = {
@@ -148,7 +154,9 @@ class _Peer(peer_pb2_grpc.PeerServicer):
                 yield convert.neighbour_state_to_pb(state)
 
 
-class _Transfer(transfer_pb2_grpc.TransferServicer):
+class _Transfer:
+    """Not a generated servicer: its blocks are decoded by `blocks`."""
+
     def __init__(self, handler: TransferHandler) -> None:
         self._handler = handler
 
@@ -158,29 +166,38 @@ class _Transfer(transfer_pb2_grpc.TransferServicer):
             return transfer_pb2.BeginReply(receipt=convert.receipt_to_pb(answer))
         return transfer_pb2.BeginReply(resume_from=answer)
 
-    def Send(self, request_iterator: Iterator[transfer_pb2.SendRequest], context: Context) -> transfer_pb2.Receipt:
+    def Send(self, request_iterator: Iterator[SendRequest], context: Context) -> transfer_pb2.Receipt:
         first = next(request_iterator, None)
-        if first is None or first.WhichOneof("part") != "header":
+        if not isinstance(first, transfer_pb2.SendRequest) or first.WhichOneof("part") != "header":
             raise TransferError("E-TRANSFER-SEQUENCE", "a stream must begin with its header")
         header = first.header
-        receipt = self._handler.receive(
-            SiteName(caller(context).name),
-            RunId(header.run),
-            EdgeId(header.edge),
-            header.sha256.hex(),
-            header.first_block,
-            _blocks(request_iterator, context),
-        )
+        requests = Ahead(request_iterator, _BLOCKS_AHEAD, "block-receiver")
+        try:
+            receipt = self._handler.receive(
+                SiteName(caller(context).name),
+                RunId(header.run),
+                EdgeId(header.edge),
+                header.sha256.hex(),
+                header.first_block,
+                _blocks(requests, context),
+            )
+        finally:
+            requests.close()
         return convert.receipt_to_pb(receipt)
 
 
-def _blocks(requests: Iterator[transfer_pb2.SendRequest], context: Context) -> Iterator[Block]:
+def _blocks(requests: Iterator[SendRequest], context: Context) -> Iterator[Block]:
     for count, request in enumerate(requests):
         if count % _BLOCKS_PER_CHECK == 0:
             recheck(context)
-        if request.WhichOneof("part") != "block":
-            raise TransferError("E-TRANSFER-SEQUENCE", "a stream has one header, then blocks")
-        yield Block(index=request.block.index, data=request.block.data, sha256=request.block.sha256)
+        yield request if isinstance(request, Block) else _block(request)
+
+
+def _block(request: transfer_pb2.SendRequest) -> Block:
+    if request.WhichOneof("part") != "block":
+        raise TransferError("E-TRANSFER-SEQUENCE", "a stream has one header, then blocks")
+    block = request.block
+    return Block(index=block.index, data=block.data, running_sha256=block.running_sha256)
 
 
 class _Admin(admin_pb2_grpc.AdminServicer):
@@ -211,7 +228,16 @@ def add_network(server: Server, control: ControlHandler, peer: PeerHandler, tran
     """Put what other machines may call on the network server."""
     control_pb2_grpc.add_ControlServicer_to_server(_Control(control), server)
     peer_pb2_grpc.add_PeerServicer_to_server(_Peer(peer), server)
-    transfer_pb2_grpc.add_TransferServicer_to_server(_Transfer(transfer), server)
+    transfer_servicer = _Transfer(transfer)
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Begin": grpc.unary_unary_rpc_method_handler(
+            transfer_servicer.Begin, transfer_pb2.BeginRequest.FromString, transfer_pb2.BeginReply.SerializeToString
+        ),
+        "Send": grpc.stream_unary_rpc_method_handler(
+            transfer_servicer.Send, decode_request, transfer_pb2.Receipt.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("fedelmy.v1.Transfer", methods),))
 
 
 def add_local(server: Server, admin: AdminHandler) -> None:

@@ -66,14 +66,14 @@ class SendHeader(_message.Message):
     def __init__(self, run: _Optional[str] = ..., edge: _Optional[str] = ..., sha256: _Optional[bytes] = ..., first_block: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("index", "data", "sha256")
+    __slots__ = ("index", "data", "running_sha256")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SHA256_FIELD_NUMBER: _ClassVar[int]
     index: int
     data: bytes
-    sha256: bytes
-    def __init__(self, index: _Optional[int] = ..., data: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    running_sha256: bytes
+    def __init__(self, index: _Optional[int] = ..., data: _Optional[bytes] = ..., running_sha256: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("edge", "sha256", "size")

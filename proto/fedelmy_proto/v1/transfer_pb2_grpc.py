@@ -57,7 +57,8 @@ class TransferServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Send(self, request_iterator, context):
-        """The blocks, in order, from where Begin said. The receipt is given after the bundle was verified,
+        """The blocks, in order, from where Begin said. Each is verified as it comes, and a bundle of another
+        shape or with a value that is not finite is refused where that is seen. The receipt is given after the bundle was verified,
         synced to disk and journaled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

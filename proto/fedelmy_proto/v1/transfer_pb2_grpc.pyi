@@ -34,7 +34,8 @@ class TransferStub:
     Begin: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.BeginRequest, _transfer_pb2.BeginReply]
     """I have the bundle of this edge: what do you still need? A refusal comes as an error with its code."""
     Send: _grpc.StreamUnaryMultiCallable[_transfer_pb2.SendRequest, _transfer_pb2.Receipt]
-    """The blocks, in order, from where Begin said. The receipt is given after the bundle was verified,
+    """The blocks, in order, from where Begin said. Each is verified as it comes, and a bundle of another
+    shape or with a value that is not finite is refused where that is seen. The receipt is given after the bundle was verified,
     synced to disk and journaled.
     """
 
@@ -44,7 +45,8 @@ class TransferAsyncStub(TransferStub):
     Begin: _aio.UnaryUnaryMultiCallable[_transfer_pb2.BeginRequest, _transfer_pb2.BeginReply]  # type: ignore[assignment]
     """I have the bundle of this edge: what do you still need? A refusal comes as an error with its code."""
     Send: _aio.StreamUnaryMultiCallable[_transfer_pb2.SendRequest, _transfer_pb2.Receipt]  # type: ignore[assignment]
-    """The blocks, in order, from where Begin said. The receipt is given after the bundle was verified,
+    """The blocks, in order, from where Begin said. Each is verified as it comes, and a bundle of another
+    shape or with a value that is not finite is refused where that is seen. The receipt is given after the bundle was verified,
     synced to disk and journaled.
     """
 
@@ -63,7 +65,8 @@ class TransferServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_transfer_pb2.SendRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_transfer_pb2.Receipt, _abc.Awaitable[_transfer_pb2.Receipt]]:
-        """The blocks, in order, from where Begin said. The receipt is given after the bundle was verified,
+        """The blocks, in order, from where Begin said. Each is verified as it comes, and a bundle of another
+        shape or with a value that is not finite is refused where that is seen. The receipt is given after the bundle was verified,
         synced to disk and journaled.
         """
 

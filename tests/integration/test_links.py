@@ -1,0 +1,444 @@
+"""Hand-overs over links that break, stall and vanish: nothing is lost, little is sent twice, nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from proxy import CountingProxy
+from test_transfer import BLOCK, EDGE, RUN, South, make_bundle, parcel_of
+
+from fedelmy_node.bundles.header import read_header
+from fedelmy_node.daemon.arrival import Arrival
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.names import Address, SiteName
+from fedelmy_node.domain.transfer import Block, Parcel, Receipt
+from fedelmy_node.errors import FedelmyError
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.rpc import dial
+from fedelmy_node.rpc import serve as serve_module
+from fedelmy_node.rpc.clients import PeerClient
+from fedelmy_node.rpc.dial import open_channel
+from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, PING_ALLOWED_MS, PING_MS, SERVER_OPTIONS
+
+Identities = Mapping[str, Identity]
+Serve = Callable[..., Address]
+CONVERSATION_BYTES = 32_000
+"""What a connection costs besides blocks: two handshakes, Begin, headers, frames."""
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "bundle.safetensors", size=2_000_000)
+
+
+@pytest.fixture
+def parcel(bundle: Path) -> Parcel:
+    return parcel_of(bundle)
+
+
+@pytest.fixture
+def south(tmp_path: Path, bundle: Path, identities: Identities) -> Iterator[South]:
+    node = South(tmp_path / "south", read_header(bundle).manifest, identities["south"])
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def link(south: South) -> Iterator[CountingProxy]:
+    with CountingProxy(south.address) as proxy:
+        yield proxy
+
+
+@contextmanager
+def connected(link: CountingProxy, identities: Identities, stall_seconds: float = 20.0) -> Iterator[PeerClient]:
+    channel = open_channel(
+        Address(link.address), identities["north"], expect_role="site", expect_site=SiteName("south")
+    )
+    client = PeerClient(channel, "south", stall_seconds)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def deliver(link: CountingProxy, identities: Identities, parcel: Parcel, stall_seconds: float = 20.0) -> Receipt:
+    with connected(link, identities, stall_seconds) as client:
+        return client.deliver(parcel, lambda _: None)
+
+
+def deliver_until_received(link: CountingProxy, identities: Identities, parcel: Parcel) -> Receipt:
+    """As a courier does, without its pauses."""
+    for _ in range(50):
+        try:
+            return deliver(link, identities, parcel)
+        except FedelmyError as error:
+            assert error.code in ("E-PEER-UNREACHABLE", "E-PEER-BUSY", "E-TRANSFER-SEQUENCE"), error
+            time.sleep(0.1)
+    raise AssertionError("never received")
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The indices of the blocks that the receiver took, in order."""
+    indices: list[int] = []
+    take = Arrival.take
+
+    def counting(self: Arrival, lane: int, block: Block) -> None:
+        take(self, lane, block)
+        indices.append(block.index)
+
+    monkeypatch.setattr(Arrival, "take", counting)
+    return indices
+
+
+def received_once(south: South, bundle: Path) -> None:
+    assert south.layout.input(RUN, EDGE).read_bytes() == bundle.read_bytes()
+    assert south.partial == []
+    kinds = [event.kind for event in south.journal.events(RUN)]
+    assert kinds.count(EventKind.RECEIVED) == 1
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_cuts_cost_at_most_a_block_each(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, taken: list[int], seed: int
+) -> None:
+    size = parcel.offer.size
+    cuts = sorted(random.Random(seed).sample(range(20_000, size), 10))
+    link.cut_at(*cuts)
+    link.bytes_per_second = 20e6  # slower than the receiver: what is under way is on the link, not in buffers
+    deliver_until_received(link, identities, parcel)
+    received_once(south, bundle)
+    assert link.cuts >= len(cuts)
+    assert taken == list(range(-(-size // BLOCK)))  # no block is taken twice
+    assert link.to_target <= size + len(cuts) * BLOCK + (link.cuts + 1) * CONVERSATION_BYTES
+
+
+def test_a_cut_costs_no_reading(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: Any
+) -> None:
+    """What a broken stream brought is known; only a restarted process reads it again."""
+    readings: list[Path] = []
+    monkeypatch.setattr(Arrival, "_read_again", reading_again(readings))
+    link.cut_at(parcel.offer.size // 2)
+    deliver_until_received(link, identities, parcel)
+    received_once(south, bundle)
+    assert len(readings) == 1
+
+
+def reading_again(readings: list[Path]) -> Callable[[Arrival], None]:
+    read_again = Arrival._read_again
+
+    def noted(self: Arrival) -> None:
+        readings.append(self.partial)
+        read_again(self)
+
+    return noted
+
+
+def test_a_distant_link_is_kept_full(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel
+) -> None:
+    """30 Mbit/s and 100 ms each way: 8 MB take 2.1 s, and some round trips for the handshakes."""
+    link.bytes_per_second, link.delay_seconds = 30e6 / 8, 0.1
+    began = time.monotonic()
+    deliver(link, identities, parcel)
+    assert time.monotonic() - began < 15
+    received_once(south, bundle)
+
+
+def test_a_black_hole_is_found_by_the_stall_timeout(
+    south: South, link: CountingProxy, identities: Identities, tmp_path: Path
+) -> None:
+    """No reset, no error: the link just swallows. The kernel's buffers are filled long before the bundle's end."""
+    large = make_bundle(tmp_path / "large", size=12_000_000)
+    link.bytes_per_second = 30e6
+    south.stop()
+    node = South(tmp_path / "other", read_header(large).manifest, identities["south"])
+    link.target = node.address
+    try:
+        threading.Thread(target=lambda: (link.wait_for(4_000_000), link.black_hole()), daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(FedelmyError) as caught:
+            deliver(link, identities, parcel_of(large), stall_seconds=1.5)
+        assert caught.value.code == "E-TRANSFER-STALLED"
+        assert time.monotonic() - began < 15
+        link.release()
+        link.cut()
+        deliver_until_received(link, identities, parcel_of(large))
+        received_once(node, large)
+    finally:
+        node.stop()
+
+
+def short_pings(monkeypatch: pytest.MonkeyPatch, factor: int, allowed_ms: int | None = None) -> None:
+    """The real settings, so much faster; but this machine gets some time to answer a ping."""
+
+    def changed(key: str, value: int) -> int:
+        if "min_ping" in key:
+            return allowed_ms or value // factor
+        if key == "grpc.keepalive_time_ms":
+            return value // factor
+        return 5_000 if "timeout_ms" in key else value
+
+    def faster(options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+        return tuple((key, changed(key, value)) for key, value in options)
+
+    monkeypatch.setattr(dial, "CHANNEL_OPTIONS", faster(CHANNEL_OPTIONS))
+    monkeypatch.setattr(serve_module, "SERVER_OPTIONS", faster(SERVER_OPTIONS))
+
+
+def test_a_link_that_dies_before_the_receipt_is_found_by_keep_alive(
+    tmp_path: Path, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_pings(monkeypatch, factor=20)
+    settling, link_is_dead = threading.Event(), threading.Event()
+
+    def sync_slowly(path: Path) -> None:
+        settling.set()
+        link_is_dead.wait(30)
+
+    monkeypatch.setattr("fedelmy_node.daemon.arrival.sync_directory", sync_slowly)
+    node = South(tmp_path / "node", parcel.offer.manifest, identities["south"])
+    with CountingProxy(node.address) as link:
+        try:
+            threading.Thread(target=lambda: (settling.wait(30), link.black_hole()), daemon=True).start()
+            began = time.monotonic()
+            with pytest.raises(FedelmyError) as caught:
+                deliver(link, identities, parcel, stall_seconds=60.0)
+            assert caught.value.code == "E-PEER-UNREACHABLE"
+            assert time.monotonic() - began < 20
+            link_is_dead.set()
+            link.release()
+            link.cut()
+            deliver_until_received(link, identities, parcel)
+            received_once(node, bundle)
+        finally:
+            link_is_dead.set()
+            node.stop()
+
+
+def idle_states(address: Address, identities: Identities, seconds: float) -> list[grpc.ChannelConnectivity]:
+    """What becomes of a connection that nobody uses."""
+    states: list[grpc.ChannelConnectivity] = []
+    channel = open_channel(address, identities["north"], expect_role="site", expect_site=SiteName("south"))
+    with channel:
+        assert channel.unary_unary("/test.Echo/Say")(b"a", timeout=10) == b"a"
+        channel.subscribe(states.append)
+        time.sleep(seconds)
+        assert channel.unary_unary("/test.Echo/Say")(b"b", timeout=10) == b"b"
+    return states
+
+
+def test_an_idle_connection_lives_on_pings(
+    identities: Identities, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the proportions of the real settings; gRPC itself pings no more than once a second."""
+    assert PING_ALLOWED_MS * 2 < PING_MS
+    short_pings(monkeypatch, factor=30)
+    assert idle_states(serve(identities["south"]), identities, 6.0) == [grpc.ChannelConnectivity.READY]
+
+
+def test_a_server_that_allows_less_hangs_up(
+    identities: Identities, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shows that the test above sees `too_many_pings`."""
+    short_pings(monkeypatch, factor=30, allowed_ms=60_000)
+    assert len(idle_states(serve(identities["south"]), identities, 6.0)) > 1
+
+
+def test_the_same_edge_delivered_twice_at_once(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel
+) -> None:
+    link.bytes_per_second = 20e6
+    receipts: list[Receipt] = []
+    senders = [
+        threading.Thread(target=lambda: receipts.append(deliver_until_received(link, identities, parcel)))
+        for _ in range(2)
+    ]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join(60)
+    assert len(receipts) == 2 and receipts[0] == receipts[1]
+    received_once(south, bundle)
+    assert [path.name for path in south.layout.input(RUN, EDGE).parent.iterdir()] == [
+        south.layout.input(RUN, EDGE).name
+    ]
+
+
+def test_the_same_edge_delivered_again_after_a_restart_of_the_receiver(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, tmp_path: Path
+) -> None:
+    first = deliver(link, identities, parcel)
+    south.stop()
+    again = South(tmp_path / "south", parcel.offer.manifest, identities["south"])
+    try:
+        link.target, crossed = again.address, link.to_target
+        assert deliver(link, identities, parcel) == first
+        assert link.to_target - crossed < CONVERSATION_BYTES
+        received_once(again, bundle)
+    finally:
+        again.stop()
+        south.server.stop(0)
+
+
+def test_a_receiver_restarted_in_mid_transfer_goes_on(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, tmp_path: Path
+) -> None:
+    link.cut_at(parcel.offer.size // 2)
+    with pytest.raises(FedelmyError):
+        deliver(link, identities, parcel)
+    south.stop()
+    again = South(tmp_path / "south", parcel.offer.manifest, identities["south"])
+    try:
+        kept = again.partial[0].stat().st_size
+        assert kept > BLOCK
+        link.target, crossed = again.address, link.to_target
+        deliver_until_received(link, identities, parcel)
+        received_once(again, bundle)
+        assert link.to_target - crossed <= parcel.offer.size - kept + BLOCK + CONVERSATION_BYTES
+    finally:
+        again.stop()
+        south.server.stop(0)
+
+
+def test_a_partial_file_that_was_damaged_while_the_node_was_down(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, tmp_path: Path
+) -> None:
+    """The first block that follows tells: then all of it is sent again."""
+    link.cut_at(parcel.offer.size // 2)
+    with pytest.raises(FedelmyError):
+        deliver(link, identities, parcel)
+    south.stop()
+    again = South(tmp_path / "south", parcel.offer.manifest, identities["south"])
+    try:
+        with again.partial[0].open("r+b") as file:
+            file.seek(BLOCK)
+            file.write(b"damage")
+        link.target = again.address
+        with pytest.raises(FedelmyError, match="E-TRANSFER-HASH"):
+            deliver(link, identities, parcel)
+        assert again.partial == []
+        deliver(link, identities, parcel)
+        received_once(again, bundle)
+    finally:
+        again.stop()
+        south.server.stop(0)
+
+
+def test_a_sender_restarted_in_mid_transfer_goes_on(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, taken: list[int]
+) -> None:
+    """A new process knows nothing of the old one; it asks, and hashes its own first blocks again."""
+    link.bytes_per_second = 20e6
+    with connected(link, identities) as client:
+        threading.Thread(target=lambda: (link.wait_for(2_000_000), link.cut()), daemon=True).start()
+        with pytest.raises(FedelmyError):
+            client.deliver(parcel, lambda _: None)
+    assert taken
+    moved: list[int] = []
+    with connected(link, identities) as client:
+        client.deliver(parcel, moved.append)
+    assert moved[0] > BLOCK
+    assert taken == list(range(-(-parcel.offer.size // BLOCK)))
+    received_once(south, bundle)
+
+
+def test_a_huge_partial_file_makes_no_other_edge_wait(
+    south: South, identities: Identities, parcel: Parcel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one Begin reads, a second one of that edge is told to come again, and calls of others are answered."""
+    reading, released = threading.Event(), threading.Event()
+    read_again = Arrival._read_again
+
+    def slowly(self: Arrival) -> None:
+        reading.set()
+        released.wait(20)
+        read_again(self)
+
+    monkeypatch.setattr(Arrival, "_read_again", slowly)
+    north, answers = SiteName("north"), []
+    first = threading.Thread(target=lambda: answers.append(south.inbox.begin(north, parcel.offer)))
+    first.start()
+    assert reading.wait(10)
+    with pytest.raises(FedelmyError, match="E-PEER-BUSY"):
+        south.inbox.begin(north, parcel.offer)
+    with pytest.raises(FedelmyError, match="E-CONSENT-EDGE"):
+        south.inbox.begin(SiteName("west"), parcel.offer)
+    released.set()
+    first.join(10)
+    assert answers == [0]
+
+
+@contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("may not mount a file system here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_disk_that_is_too_small_refuses_before_a_byte(
+    tmp_path: Path, identities: Identities, parcel: Parcel, taken: list[int]
+) -> None:
+    with small_disk(tmp_path / "disk", "6m") as disk:
+        node = South(disk / "south", parcel.offer.manifest, identities["south"])
+        try:
+            with CountingProxy(node.address) as link:
+                with pytest.raises(FedelmyError) as caught:
+                    deliver(link, identities, parcel)
+                assert caught.value.code == "E-STORE-DISK"
+                assert link.to_target < CONVERSATION_BYTES
+            assert taken == [] and node.partial == []
+        finally:
+            node.stop()
+
+
+def test_what_came_already_needs_no_second_place_on_the_disk(
+    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: Any
+) -> None:
+    free = parcel.offer.size + (64 << 20) + BLOCK
+
+    def shrinking(_: object) -> int:
+        return free - sum(path.stat().st_size for path in south.partial)
+
+    monkeypatch.setattr("fedelmy_node.store.layout.Layout.free_bytes", shrinking)
+    link.cut_at(parcel.offer.size // 2)
+    deliver_until_received(link, identities, parcel)
+    received_once(south, bundle)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_disk_that_becomes_full_keeps_what_came(
+    tmp_path: Path, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "disk", "6m") as disk:
+        monkeypatch.setattr("fedelmy_node.store.layout.Layout.free_bytes", lambda _: 1 << 40)
+        node = South(disk / "south", parcel.offer.manifest, identities["south"])
+        try:
+            with CountingProxy(node.address) as link:
+                with pytest.raises(FedelmyError) as caught:
+                    deliver(link, identities, parcel)
+                assert caught.value.code == "E-STORE-DISK"
+                subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+                crossed = link.to_target
+                deliver(link, identities, parcel)
+                assert link.to_target - crossed < parcel.offer.size
+            received_once(node, bundle)
+        finally:
+            node.stop()
