@@ -75,7 +75,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When, and at which sites the processes to be killed are: the daemon of the first, the first that has a trainer."""
+    """When; and at which sites to kill: the daemon of the first one, the trainer of the first that has one."""
 
     name: str
     reach: Callable[[Scene], None]

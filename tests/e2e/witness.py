@@ -1,4 +1,4 @@
-"""What can be seen of a site from outside, while its daemon lives, dies and lives again: its journal and its processes."""
+"""What can be seen of a site from outside while its daemon lives, dies and lives again: its journal, its processes."""
 
 from __future__ import annotations
 
