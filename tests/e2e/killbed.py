@@ -20,7 +20,7 @@ from moments import POOL_SIZE, Moment, Scene
 from testbed import Bed
 from witness import Witness, wait_until
 
-__all__ = ["Who", "WHO", "KillBed", "Performance", "Tally", "Victims"]
+__all__ = ["Who", "WHO", "KillBed", "Performance", "Tally"]
 
 Who = Literal["daemon", "trainer", "both", "launcher"]
 WHO: tuple[Who, ...] = ("daemon", "trainer", "both", "launcher")
@@ -95,16 +95,6 @@ class KillBed:
             performance.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Victims:
-    """Who was killed, for people."""
-
-    text: str
-
-    def __bool__(self) -> bool:
-        return bool(self.text)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tally:
     """What a run's journals say of the work that was done."""
@@ -128,8 +118,8 @@ class Performance:
             witnesses=self._witnesses, gates=bed.gates, bundle_bytes=bed.bundle_bytes, alive=self._check_alive
         )
 
-    def kill(self, who: Who, moment: Moment) -> Victims:
-        """Reach the moment and kill; what died is started again, but for a launcher. Nobody there: nothing happens."""
+    def kill(self, who: Who, moment: Moment) -> str:
+        """Reach the moment, kill, and start a dead daemon again. Gives the site; empty if no such process is there."""
         moment.reach(self.scene)
         for witness in self._witnesses.values():
             witness.forget()
@@ -138,7 +128,7 @@ class Performance:
             having = [(name, found) for name in moment.sites if (found := self._witnesses[name].trainers())]
             if not having:
                 self.scene.let_go()
-                return Victims("")
+                return ""
             site, trainers = having[0]
         daemon = self.kill_bed.bed.sites[site].process
         assert daemon is not None
@@ -155,7 +145,7 @@ class Performance:
         if who in ("daemon", "both"):
             daemon.wait(30)
             self.kill_bed.start(site)
-        return Victims("launcher" if who == "launcher" else site)
+        return "launcher" if who == "launcher" else site
 
     def end(self) -> dict[str, Any]:
         """What the launcher says at the end; one that was killed is not missed, and another one says it afterwards."""
