@@ -8,6 +8,8 @@ training   ResNet-18 (45 MB) from north to south: from the end of training at no
 relay      no training at all: a plan of deliver steps, whose output is their input, sends one bundle to and fro. Both
            journals are given that plan, and a first step that is done, before the nodes start; the rest is theirs.
            A hop is the time from one RECEIVED to the next; memory is the peak of both nodes above their idle state.
+           The transfer is what SENT says: connection, Begin, blocks, verification, receipt. So the whole hop of the
+           smallest bundle is what a hop costs at least.
 """
 
 from __future__ import annotations

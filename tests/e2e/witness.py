@@ -18,7 +18,7 @@ from testbed import Site
 from fedelmy_node.domain.names import RunId, StepId
 from fedelmy_node.store.layout import Layout
 
-_LOOK_SECONDS = 0.003
+_LOOK_SECONDS = 0.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +64,12 @@ class Witness:
         self.after = 0
         """Only events after this one are waited for."""
 
-    def events(self, after: int = 0) -> list[Seen]:
+    def events(self, after: int = 0, kind: str | None = None) -> list[Seen]:
         rows = self._ask(
-            "SELECT seq, time, step, kind, data FROM events WHERE run = ? AND seq > ? ORDER BY seq", self.run, after
-        )
+            "SELECT seq, time, step, kind, data FROM events"
+            " WHERE run = ?1 AND seq > ?2 AND (?3 IS NULL OR kind = ?3) ORDER BY seq",
+            self.run, after, kind,
+        )  # fmt: skip
         return [Seen(seq=r[0], time=r[1], step=r[2], kind=r[3], data=json.loads(r[4])) for r in rows]
 
     def state(self) -> str:
@@ -80,7 +82,7 @@ class Witness:
         self.after = max((event.seq for event in self.events()), default=0)
 
     def find(self, kind: str, step: str = "", **data: Any) -> Seen | None:
-        for event in self.events(self.after):
+        for event in self.events(self.after, kind):
             if event.step.startswith(step) and event.has(kind, **data):
                 return event
         return None
