@@ -34,7 +34,8 @@ _SETTINGS = {
     "pool_size = 2": f"pool_size = {POOL_SIZE}",
 }
 """Epochs of a fifth of a second or so, and enough of them to be in the middle of one."""
-_SAMPLES = 600
+_SAMPLES, _TEST_SAMPLES = 600, 3000
+"""Of each site; enough to test that evaluation takes a moment."""
 
 
 class KillBed:
@@ -76,9 +77,13 @@ class KillBed:
 
         digits = load_digits()
         images = np.kron(digits.images, np.ones((SIZE // 8, SIZE // 8))) * 15
+        images, labels = images.astype(np.uint8), digits.target
+        tested = np.arange(_TEST_SAMPLES) % len(labels)
         for number, name in enumerate(self.bed.sites):
             part = slice(number * _SAMPLES, (number + 1) * _SAMPLES)
-            np.savez(self.bed.root / f"{name}.npz", images=images[part].astype(np.uint8), labels=digits.target[part])
+            arrays = {"images": images[part], "labels": labels[part]}
+            arrays |= {"test_images": images[tested], "test_labels": labels[tested]}
+            np.savez(self.bed.root / f"{name}.npz", **arrays)
 
     def close(self) -> None:
         for gate in self.gates.values():

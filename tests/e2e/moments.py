@@ -21,6 +21,9 @@ TRAIN_NORTH, TRAIN_SOUTH, EVALUATE_SOUTH = "train.1@north", "train.2@south", "ev
 _HELD_SHARE = 0.6
 """Of a bundle of two blocks and a bit: the first is verified, the second is under way."""
 
+_WORD_SECONDS = 0.3
+"""Within this time a daemon has journaled what its trainer said before it was stopped."""
+
 
 class MissedError(Exception):
     """The moment was over before it was noticed."""
@@ -137,10 +140,11 @@ def _after_receipt(scene: Scene) -> None:
 
 
 def _evaluating(scene: Scene) -> None:
-    """The trainer has loaded and is stopped; its step is running, or is once its input is there."""
+    """The trainer has loaded and is stopped; its step is running, or will be once its input is there."""
     scene.wait("south", "ready", EVALUATE_SOUTH)
     scene.stop_trainer("south", EVALUATE_SOUTH)
     scene.wait("south", "step", EVALUATE_SOUTH, state="running")
+    time.sleep(_WORD_SECONDS)
     scene.not_yet("south", "step", EVALUATE_SOUTH, state="done")
 
 
