@@ -19,6 +19,7 @@ from moments import MOMENTS
 from testbed import Bed, Site
 from witness import wait_until
 
+pytestmark = pytest.mark.timeout(600)  # each takes half a minute on a free machine
 DISK_BYTES = 112 << 20
 """The node wants 64 MiB to spare wherever a bundle arrives."""
 STORE_EXIT_CODE = 7

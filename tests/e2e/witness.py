@@ -123,7 +123,7 @@ def trainers_of(daemon: int) -> list[Trainer]:
     return found
 
 
-def wait_until(look: Callable[[], Any], what: str, seconds: float = 90.0, every: float = _LOOK_SECONDS) -> Any:
+def wait_until(look: Callable[[], Any], what: str, seconds: float = 240.0, every: float = _LOOK_SECONDS) -> Any:
     """The first answer of `look` that is not false."""
     deadline = time.monotonic() + seconds
     while not (answer := look()):
