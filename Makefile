@@ -26,8 +26,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 test: $(VENV)/.installed  ## unit, integration and end-to-end tests
 	$(PYTEST) tests
 
-e2e: $(VENV)/.installed  ## only the tests that start real daemons
+e2e: $(VENV)/.installed  ## the tests that start real daemons, then every process killed at every moment
 	$(PYTEST) tests/e2e
+	$(BIN)/python tests/e2e/kill_matrix.py
 
 check: $(VENV)/.installed  ## style, types, and that the generated code is up to date
 	$(BIN)/ruff check .

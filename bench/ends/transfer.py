@@ -39,7 +39,7 @@ from fedelmy_proto.v1 import transfer_pb2, transfer_pb2_grpc
 
 EDGE = EdgeId("train.1@north>train.2@south")
 NORTH, SOUTH = SiteName("north"), SiteName("south")
-BUDGETS = {"transfers": 8, "control": 8, "preparations": 2, "watchers": 16}
+BUDGETS = {"transfers": 8, "control": 8, "preparations": 2, "watchers": 16, "neighbours": 4}
 Command = Mapping[str, Any]
 
 

@@ -68,7 +68,11 @@ class South:
                 )
             )  # fmt: skip
         self.inbox = Inbox(self.journal, self.layout, self.arrived.append)
-        guard = Guard(services.RULES, {"transfers": 4, "control": 4, "preparations": 1, "watchers": 4}, secure=True)
+        guard = Guard(
+            services.RULES,
+            {"transfers": 4, "control": 4, "preparations": 1, "watchers": 4, "neighbours": 4},
+            secure=True,
+        )
         self.server, self.address = make_server(Address(listen), identity, interceptors=[guard], workers=guard.workers)
         services.add_network(self.server, self, self, self.inbox)  # type: ignore[arg-type]
         self.server.start()
