@@ -3,9 +3,8 @@
     python bench/handover.py [--json] [--only training|relay] [--sizes BYTES,...]
 
 training   ResNet-18 (45 MB) from north to south: from the end of training at north to the first optimizer step at
-           south, beside the transfer itself (the seconds of north's SENT event). The first step is not an event of
-           its own. An epoch is one batch here, so the first epoch's event is one epoch after the first step
-           began: the median epoch is taken off it. Not taking it off gives an upper bound, which is shown as well.
+           south (its BEGUN event: the first batch is there and is computed), beside the transfer itself (the seconds
+           of north's SENT event).
 relay      no training at all: a plan of deliver steps, whose output is their input, sends one bundle to and fro. Both
            journals are given that plan, and a first step that is done, before the nodes start; the rest is theirs.
            A hop is the time from one RECEIVED to the next; memory is the peak of both nodes above their idle state.
@@ -137,9 +136,7 @@ def timeline(north: Witness, south: Witness) -> dict[str, Any]:
     trained, sent = one(north, "member", member=1), one(north, "sent")
     done = one(north, "step", "train.1@north", state="done").time
     ready, running = one(south, "ready", "train.2@south"), one(south, "step", "train.2@south", state="running")
-    epochs = [event.time for event in south.events(kind="epoch")]
-    epoch_seconds = statistics.median(later - earlier for earlier, later in itertools.pairwise(epochs))
-    first_step = epochs[0] - epoch_seconds
+    first_step = one(south, "begun", "train.2@south").time
     return {
         "bundle_bytes": sent.data["bytes"],
         "transfer_seconds": sent.data["seconds"],
@@ -148,8 +145,6 @@ def timeline(north: Witness, south: Witness) -> dict[str, Any]:
         "running_seconds": round(running.time - done, 3),
         "first_step_seconds": round(first_step - done, 3),
         "above_transfer_seconds": round(first_step - done - sent.data["seconds"], 3),
-        "first_epoch_seconds": round(epochs[0] - done, 3),
-        "epoch_seconds": round(epoch_seconds, 3),
         "ready_seconds": round(ready.time - done, 3),
     }
 
@@ -165,8 +160,7 @@ def show_training(row: dict[str, Any]) -> None:
     print(f"  transfer                  {row['transfer_seconds']:>8.3f}")
     print(f"  received at south         {row['received_seconds']:>8.3f}")
     print(f"  step running at south     {row['running_seconds']:>8.3f}")
-    print(f"  first optimizer step      {row['first_step_seconds']:>8.3f}   (an epoch takes {row['epoch_seconds']} s)")
-    print(f"  end of the first epoch    {row['first_epoch_seconds']:>8.3f}")
+    print(f"  first optimizer step      {row['first_step_seconds']:>8.3f}")
     print(f"  above the transfer        {row['above_transfer_seconds']:>8.3f}   target {TARGETS['training_seconds']}")
     print(f"before it: averaging and writing {row['averaged_and_written_seconds']:.3f}", end="")
     print(f"; south's trainer was ready at {row['ready_seconds']:.3f}")

@@ -172,10 +172,6 @@ def test_a_disk_that_fills_up_while_a_site_trains(bed: KillBed, filled_up: Fille
     assert filled_up.wrong == ()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the executor's fault ends the node with a traceback, E-INTERNAL and 70, not with E-STORE-DISK and 7",
-)
 def test_a_full_disk_is_told_without_a_traceback(filled_up: FilledUp) -> None:
     assert filled_up.exit_code in (None, STORE_EXIT_CODE)
     assert "Traceback" not in filled_up.log

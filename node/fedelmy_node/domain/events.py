@@ -67,6 +67,8 @@ class EventKind(StrEnum):
     """The trainer has loaded what it needs. train, validation, test: samples; seconds."""
     RESUMED = "resumed"
     """A step goes on from a checkpoint. member, members, epoch, batch (done in that epoch), fits (completed before)."""
+    BEGUN = "begun"
+    """The trainer computes its first batch: what came before was hand-over and loading."""
     EPOCH = "epoch"
     """phase: warm-up | member; member, members, epoch, epochs, loss, accuracy (validation), d1?, d2?, eta_seconds."""
     MEMBER = "member"

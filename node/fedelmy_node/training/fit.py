@@ -193,6 +193,8 @@ def _train_epoch(
     model, place = state.model, _place(bench, assignment, state)
     model.module.train()
     for images, labels in bench.batches.epoch(place, start=state.batch):
+        if bench.progress.first_batch():
+            bench.emit(EventKind.BEGUN, {})
         _seed(model.theta.device, derive(bench.run_seed, *place, state.batch, "model"))
         model.grad.zero_()
         with _running_statistics(model.module, only_if=len(labels) == 1):

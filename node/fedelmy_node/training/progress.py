@@ -14,6 +14,7 @@ class Progress:
         self._expected = 0
         self._done = 0
         self._skipped = 0
+        self._begun = False
         self._began = time.monotonic()
 
     def expect(self, epochs: int) -> None:
@@ -26,6 +27,11 @@ class Progress:
         """Count epochs that an earlier process has done: they are over, but say nothing about this one's speed."""
         self._done += epochs
         self._skipped += epochs
+
+    def first_batch(self) -> bool:
+        """True once, at the step's first batch."""
+        first, self._begun = not self._begun, True
+        return first
 
     def epoch_done(self) -> float:
         """Count one epoch; gives the seconds that the rest of the step will take if it goes on like this."""
