@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS: Final = 10.0
 """Beyond what trainers are given to write a checkpoint and end."""
+_BEGUN: Final = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
 _LONGEST_SLEEP_SECONDS: Final = 3600.0
 """However far away the next deadline is: clocks are set, and systems limit how long one may wait."""
 
@@ -171,7 +172,9 @@ class Executor:
 
     def _received(self, run: RunId) -> None:
         """A delivery proves that the run goes on, even one that this site has given up waiting for."""
-        record = self._journal.run(run)
+        record = self._journal.find_run(run)
+        if record is None:
+            return  # pruned meanwhile
         if record.state in (RunState.PREPARED, RunState.EXPIRED):
             self._go_on(record)
         else:
@@ -184,7 +187,7 @@ class Executor:
         record = self._journal.run(run)
         if told.state == RunState.ABORTED:
             self._abort(run, told.message)
-        elif record.state == RunState.PREPARED and told.state not in (RunState.PREPARED, RunState.EXPIRED):
+        elif record.state == RunState.PREPARED and told.state in _BEGUN:
             self._go_on(record)
         elif record.state == RunState.RUNNING:
             self._take_word(record, site, told)

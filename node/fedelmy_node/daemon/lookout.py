@@ -121,7 +121,8 @@ class Lookout:
             if self._watches.get(key) is watch:
                 self._heard(*key, seen)
         else:
-            watch.stands = seen is None  # it told all that there is to tell
+            # Either it told all that there is to tell, or it is there and has no time.
+            watch.stands = seen is None or seen.code == "E-PEER-BUSY"
             self._see(key, seen)
 
     def _see(self, key: Key, error: FedelmyError | None) -> None:

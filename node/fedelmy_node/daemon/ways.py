@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from fedelmy_node.domain.events import StepState
+from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, site_of
 from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind, in_order
 from fedelmy_node.domain.reports import NeighbourState
@@ -137,7 +137,7 @@ def state_for(record: RunRecord, asker: SiteName, near: AbstractSet[EdgeId]) -> 
         settled=tuple(edge.id for edge in from_asker if record.is_settled(edge)),
         closed=tuple(closed),
         near=tuple(edge.id for edge in to_asker if edge.id in near),
-        message=record.message if record.state == "aborted" else "",
+        message=record.message if record.state == RunState.ABORTED else "",
         cancel=record.cancel,
     )
 

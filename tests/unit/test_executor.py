@@ -1,0 +1,245 @@
+"""The executor with neighbours that cannot be reached: policies, patience, clocks that jump, words of operators."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import make_plan
+
+from fedelmy_launcher.plans import signed_cancel, signed_slices
+from fedelmy_node.config.site import Given, load_site_config
+from fedelmy_node.daemon.executor import Executor
+from fedelmy_node.daemon.preparation import Cancel, read_cancel
+from fedelmy_node.daemon.workspace import Workspace
+from fedelmy_node.domain.events import EventKind, RunState
+from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id
+from fedelmy_node.domain.plan import Slice
+from fedelmy_node.domain.reports import NeighbourState, Signed
+from fedelmy_node.domain.transfer import Parcel, Receipt
+from fedelmy_node.errors import IdentityError, PeerError, RunError
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.layout import Layout
+from fedelmy_node.store.records import Prepared, read_slice
+
+RUN = run_id("run-1")
+SHA = "ab" * 32
+
+
+class Neighbour:
+    """A site at the other end: the seam to the network. It tells what it is given to tell."""
+
+    def __init__(self) -> None:
+        self.there = True
+        self.told: NeighbourState | None = None
+        self.got: list[str] = []
+        self.changed = threading.Condition()
+
+    def tell(self, state: NeighbourState | None, *, there: bool = True) -> None:
+        with self.changed:
+            self.told, self.there = state, there
+            self.changed.notify_all()
+
+    def watch(self, run: RunId) -> Iterator[NeighbourState]:
+        last: NeighbourState | None = None
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: not self.there or self.told is not last)  # noqa: B023
+                if not self.there:
+                    raise PeerError("E-PEER-UNREACHABLE", "gone")
+                last = self.told
+            assert last is not None
+            yield last
+
+    def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:
+        if not self.there:
+            raise PeerError("E-PEER-UNREACHABLE", "gone")
+        self.got.append(parcel.offer.edge)
+        return Receipt(edge=parcel.offer.edge, sha256=SHA, size=parcel.offer.size)
+
+    def close(self) -> None:
+        pass
+
+
+class Network:
+    """Stands in for Peers."""
+
+    def __init__(self) -> None:
+        self.sites = {name: Neighbour() for name in ("a", "b", "c", "d")}
+
+    def connect(self, plan: Slice, site: SiteName) -> Neighbour:
+        if not self.sites[site].there:
+            raise PeerError("E-PEER-UNREACHABLE", "gone")
+        return self.sites[site]
+
+
+class Bench:
+    """Site `a` of the chain a, b, c, d, which has trained; everything but the network is real."""
+
+    def __init__(self, root: Path, policy: str, patience: float) -> None:
+        self.network = Network()
+        layout = Layout(root)
+        layout.create()
+        self.journal = Journal(layout.journal, SiteName("a"))
+        plan = make_plan(
+            "a", "b", "c", "d", absence={"on_unreachable": policy, "patience_seconds": patience}
+        )  # fmt: skip
+        payload = signed_slices(plan, None)[SiteName("a")].payload
+        self.journal.add_run(
+            Prepared(
+                payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o",
+                manifest=(), report={},
+            )
+        )  # fmt: skip
+        output = layout.output(RUN, StepId("train.1@a"))
+        output.parent.mkdir(parents=True)
+        output.write_bytes(b"x" * 10)
+        self.journal.finish_step(RUN, StepId("train.1@a"), SHA, 10, {})
+        config = load_site_config(Given(state=root, data="digits"))
+        self.faults: list[Exception] = []
+        self.executor = Executor(
+            config, Workspace(config, layout), self.journal, self.network, self.read_cancel, self.faults.append
+        )  # type: ignore[arg-type]
+        self.executor.open()
+
+    def read_cancel(self, signed: Signed) -> Cancel:
+        if signed.signature == b"forged":
+            raise IdentityError("E-IDENTITY-SIGNATURE", "not an operator's")
+        return read_cancel(signed.payload)
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline, [(event.kind, event.data) for event in self.journal.events(RUN)]
+            assert not self.faults
+            time.sleep(0.01)
+
+    def happened(self, kind: EventKind) -> list[dict[str, Any]]:
+        return [dict(event.data) for event in self.journal.events(RUN) if event.kind == kind]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(policy: str, patience: float = 0.3, dead: tuple[str, ...] = ("b",)) -> Bench:
+        made.append(Bench(tmp_path, policy, patience))
+        for name, site in made[-1].network.sites.items():
+            site.tell(NeighbourState(state=RunState.RUNNING), there=name not in dead)
+        made[-1].executor.start(RUN)
+        return made[-1]
+
+    yield make
+    for one in made:
+        for site in one.network.sites.values():
+            site.tell(None, there=False)
+        one.executor.close()
+        one.journal.close()
+        assert not one.faults
+
+
+def test_skip_hands_over_to_the_next_one(bench: Callable[..., Bench]) -> None:
+    made = bench("skip")
+    made.wait_for(lambda: made.network.sites["c"].got)
+    assert made.network.sites["c"].got == ["train.1@a>train.3@c/train.2@b"]
+    (around,) = made.happened(EventKind.AROUND)
+    assert around["steps"] == ["train.2@b"] and around["code"] == "E-PEER-UNREACHABLE"
+    assert made.network.sites["d"].got == []
+
+
+def test_several_in_a_row(bench: Callable[..., Bench]) -> None:
+    made = bench("skip", dead=("b", "c"))
+    made.wait_for(lambda: made.network.sites["d"].got)
+    assert made.network.sites["d"].got == ["train.1@a>train.4@d/train.3@c"]
+
+
+def test_a_site_that_is_alone_ends_with_its_own_work(bench: Callable[..., Bench]) -> None:
+    made = bench("skip", dead=("b", "c", "d"))
+    made.wait_for(lambda: made.journal.run(RUN).steps[StepId("deliver.4@a")].sha256 == SHA)
+
+
+def test_wait_waits_and_says_for_whom(bench: Callable[..., Bench]) -> None:
+    made = bench("wait")
+    made.wait_for(lambda: made.happened(EventKind.UNREACHABLE))
+    time.sleep(0.5)
+    assert not made.happened(EventKind.AROUND)
+    (absent,) = made.executor.absent(RUN)
+    assert (absent.site, absent.on_unreachable) == ("b", "wait") and absent.seconds > 0.3
+    made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING))
+    made.wait_for(lambda: made.network.sites["b"].got == ["train.1@a>train.2@b"])
+    made.wait_for(lambda: made.happened(EventKind.REACHABLE))
+
+
+def test_abort_ends_the_run_for_good(bench: Callable[..., Bench]) -> None:
+    made = bench("abort")
+    made.wait_for(lambda: made.journal.state(RUN) == RunState.ABORTED)
+    record = made.journal.run(RUN)
+    assert record.code == "E-RUN-ABORTED" and record.message.startswith("b was out of reach")
+    with pytest.raises(RunError, match="E-RUN-ABORTED"):
+        made.executor.start(RUN)
+
+
+def test_an_abort_is_heard_from_a_neighbour(bench: Callable[..., Bench]) -> None:
+    made = bench("wait", dead=())
+    made.network.sites["b"].tell(NeighbourState(state=RunState.ABORTED, message="d was out of reach"))
+    made.wait_for(lambda: made.journal.state(RUN) == RunState.ABORTED)
+    assert made.journal.run(RUN).message == "d was out of reach"
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_setting_the_clock_skips_nobody(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    made, real = bench("skip", patience=1.5), time.time
+    made.wait_for(lambda: made.happened(EventKind.UNREACHABLE))
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    made.executor.absent(RUN)
+    time.sleep(0.5)
+    assert not made.happened(EventKind.AROUND), "patience does not look at the wall clock"
+    made.wait_for(lambda: made.happened(EventKind.AROUND))
+
+
+def test_a_receiver_that_lost_what_it_acknowledged_is_given_it_again(bench: Callable[..., Bench]) -> None:
+    made = bench("wait", dead=())
+    b = made.network.sites["b"]
+    made.wait_for(lambda: len(b.got) == 1)
+    made.wait_for(lambda: made.happened(EventKind.SENT))
+    b.tell(NeighbourState(state=RunState.PREPARED))
+    made.wait_for(lambda: len(b.got) == 2)
+    b.tell(NeighbourState(state=RunState.RUNNING, received=(made.journal.run(RUN).slice.edges_out[0].id,)))
+    assert len(made.happened(EventKind.SENT)) == 1, "no news: it was sent before"
+
+
+def test_an_operators_cancel_travels_by_way_of_neighbours(bench: Callable[..., Bench]) -> None:
+    made = bench("wait", dead=())
+    word = signed_cancel(RUN, "enough", None)
+    made.network.sites["b"].tell(NeighbourState(state=RunState.CANCELLED, cancel=word))
+    made.wait_for(lambda: made.journal.state(RUN) == RunState.CANCELLED)
+    assert made.journal.run(RUN).cancel == word, "kept for its own neighbours"
+
+
+def test_a_forged_cancel_does_nothing(bench: Callable[..., Bench]) -> None:
+    made = bench("wait", dead=())
+    word = Signed(payload=signed_cancel(RUN, "enough", None).payload, signature=b"forged")
+    made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING, cancel=word))
+    made.wait_for(lambda: made.network.sites["b"].got)
+    assert made.journal.state(RUN) == RunState.RUNNING
+
+
+def test_a_withdrawal_at_a_neighbour_begins_nothing(tmp_path: Path) -> None:
+    made = Bench(tmp_path, "wait", 1.0)
+    try:
+        made.network.sites["b"].tell(NeighbourState(state=RunState.CANCELLED))
+        made.executor.prepared(RUN)
+        made.executor.absent(RUN)
+        time.sleep(0.3)
+        assert made.journal.state(RUN) == RunState.PREPARED
+    finally:
+        for site in made.network.sites.values():
+            site.tell(None, there=False)
+        made.executor.close()
+        made.journal.close()
