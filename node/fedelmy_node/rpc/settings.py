@@ -25,7 +25,7 @@ WINDOW_BYTES: Final = 4 * 1024 * 1024
 """What may be on its way to a node, or wait there unread, per stream. Fixed: gRPC's own estimate grows to tens of MiB
 where disk and network take turns, and all of that is lost when a link is cut. 4 MiB fill 330 Mbit/s at 100 ms."""
 _FRAME_BYTES: Final = 1024 * 1024
-"""A block in one or two frames instead of 64: about a tenth less work at both ends."""
+"""A block in one or two frames instead of 64: less work at both ends."""
 PING_MS: Final = 30_000
 """How long a connection may be silent before an end pings the other."""
 PING_ALLOWED_MS: Final = 10_000
