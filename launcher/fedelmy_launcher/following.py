@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedelmy_launcher.control import Sites
 from fedelmy_launcher.discovery import discover, reported_run
-from fedelmy_launcher.listening import Ended, Lost, News, Streams
+from fedelmy_launcher.listening import Lost, News, Streams
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.screen import Screen, site_table
 from fedelmy_node.cli.frame import emit_json

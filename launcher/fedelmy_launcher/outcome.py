@@ -1,4 +1,4 @@
-"""What a run came to: whose work the result holds, who was left out and why, and whether sites have different results."""
+"""What a run came to: whose work the result holds, who was left out and why, whether results differ."""
 
 from __future__ import annotations
 
