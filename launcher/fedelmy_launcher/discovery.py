@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fedelmy_launcher.control import Refusal, Sites
+from fedelmy_launcher.outcome import OutlineStep
 from fedelmy_node.domain.names import Address, RunId, SiteName, StepId, edge_ends, site_of
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import RunReport
@@ -69,10 +70,11 @@ def discover(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], list[
     return reports, refusals
 
 
-def reported_run(run: RunId, reports: Mapping[SiteName, RunReport]) -> ReportedRun:
-    """The outline of a run that at least one site reports."""
+def reported_run(run: RunId, reports: Mapping[SiteName, RunReport], known: Iterable[OutlineStep] = ()) -> ReportedRun:
+    """The outline of a run that at least one site reports; `known`: steps that were found before."""
     federation = next((report.federation for report in reports.values() if report.federation), "")
-    steps = {step.id: step for report in reports.values() for step in _steps(report)}
+    steps = {step.id: ReportedStep(step.id, step.site, step.kind) for step in known}
+    steps |= {step.id: step for report in reports.values() for step in _steps(report)}
     return ReportedRun(run=run, federation=federation, steps=tuple(sorted(steps.values(), key=_place)))
 
 

@@ -94,7 +94,8 @@ class _Follower:
         self._unmet.discard(site)
         reports, refusals = discover(self._sites, self._progress.run)
         known = {refusal.site for refusal in refusals}
-        self._listen(self._progress.extend(reported_run(self._progress.run, reports)))
+        found = reported_run(self._progress.run, reports, self._progress.steps)
+        self._listen(self._progress.extend(found))
         self._unmet |= known & self._open
 
     def _is_over(self) -> bool:

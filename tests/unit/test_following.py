@@ -10,6 +10,7 @@ from federations import make_federation
 from reports import make_report, origin
 
 from fedelmy_launcher.control import Sites
+from fedelmy_launcher.discovery import discover, reported_run
 from fedelmy_launcher.following import follow_run, show_result
 from fedelmy_launcher.plans import compile_plan
 from fedelmy_launcher.progress import RunProgress
@@ -178,3 +179,29 @@ def test_a_site_that_lost_the_run_is_the_end_if_nothing_leads_around_it(capsys: 
     told = {"north": Told(events("north", run_state("running")), None, DOWN), "south": Told([], None, lost)}
     with pytest.raises(RunError, match="E-RUN-UNKNOWN"):
         follow(told, capsys)
+
+
+def test_a_site_that_is_back_names_sites_that_nobody_knew(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedelmy_launcher.listening._RETRY_SECONDS", 0.0)
+    federation = make_federation("north", "south", "west")
+    whole, names = compile_plan(federation, RUN), ("north", "south", "west")
+    everybody = origin("train.1@north", "train.2@south", "train.3@west")
+    told = {
+        name: Told(events(name, run_state("done")), make_report(whole, name, origin=everybody)) for name in names
+    }  # fmt: skip
+    sites = ToldSites(told)
+    for name in names[1:]:
+        del sites.addresses[SiteName(name)]
+    south = told["south"].known
+    told["south"].known = None
+    reports, refusals = discover(sites, RUN)
+    assert (list(reports), [refusal.site for refusal in refusals]) == (["north"], ["south"])
+    progress = RunProgress(reported_run(RUN, reports), began_before=True)
+    assert "west" not in sites.addresses
+    told["south"].known = south
+    with open_screen(progress, as_json=False) as screen:
+        follow_run(sites, progress, screen, {SiteName("south")})
+    assert list(progress.sites) == list(names) and progress.is_done
+    assert progress.result()["contributors"] == list(names)
