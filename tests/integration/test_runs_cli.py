@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,19 +10,27 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_node.cli.runs import runs
-from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.config.decode import decode
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.node import Node
 from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName, run_id
 from fedelmy_node.errors import ConfigError, RunError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared, read_slice
 
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
-from federations import make_plan
+ALONE = {
+    "name": "alone", "topology": "chain", "order": "listed", "deliver": "all",
+    "members": [{"name": "north", "address": "127.0.0.1:1"}],
+    "recipe": {
+        "seed": 0, "model": {"name": "mlp"}, "strategy": {"name": "fedelmy"}, "training": {"epochs": 1},
+        "task": {"classes": ["a", "b"], "input": {"height": 8, "width": 8, "channels": 1}},
+    },
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -33,7 +40,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
     layout.create()
     journal = Journal(layout.journal, SiteName("north"))
     for name, end in (("first", RunState.DONE), ("second", RunState.CANCELLED), ("third", None)):
-        payload = canonical_json(make_plan("north", run=name).slice_for(SiteName("north")))
+        payload = signed_slices(compile_plan(decode(Federation, ALONE), run_id(name)), None)[SiteName("north")].payload
         journal.add_run(
             Prepared(
                 payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o",

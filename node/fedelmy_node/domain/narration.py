@@ -49,11 +49,10 @@ def narrate(event: Event) -> str | None:
 
 def absence_text(absent: Absent) -> str:
     """Whom a site waits for in vain, why, and what comes of it."""
-    reason = f"{absent.code}: {absent.message}"
-    return (
-        f"cannot reach {absent.site} for {absent.seconds:.0f} s ({reason}):"
-        f" {_then(absent.on_unreachable, absent.patience_seconds)}"
-    )
+    then = _then(absent.on_unreachable, absent.patience_seconds)
+    if absent.on_unreachable == "skip" and absent.seconds >= absent.patience_seconds:
+        then = f"patience ended after {absent.patience_seconds:g} s, so it goes on without it where it can"
+    return f"cannot reach {absent.site} for {absent.seconds:.0f} s ({absent.code}: {absent.message}): {then}"
 
 
 def skip_text(skip: Skip) -> str:
