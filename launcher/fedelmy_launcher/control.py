@@ -39,27 +39,17 @@ class Refusal:
 class Sites:
     """The nodes of a federation as the operator reaches them; asks all of them at once."""
 
-    def __init__(
-        self,
-        addresses: Mapping[SiteName, Address],
-        identity: Identity | None,
-        absences: Mapping[SiteName, Absence] | None = None,
-    ) -> None:
-        """`absences`: what the plan says about sites out of reach, as far as it is known here."""
-        self.addresses = dict(addresses)
-        self.absences = dict(absences or {})
+    def __init__(self, federation: Federation | None, identity: Identity | None) -> None:
+        """The sites that federation.toml names; without it, none yet: they are added to `addresses` as they are found."""
+        members = federation.members if federation else ()
+        self.addresses: dict[SiteName, Address] = {member.name: member.address for member in members}
+        self.absences: Mapping[SiteName, Absence] = (
+            {member.name: federation.absence_of(member) for member in members} if federation else {}
+        )
+        """What the plan says about sites out of reach, as far as it is known here."""
         self.identity = identity
         self._lock = threading.Lock()
         self._clients: dict[SiteName, OperatorClient] = {}
-
-    @classmethod
-    def of(cls, federation: Federation, identity: Identity | None) -> Sites:
-        """The sites that federation.toml names."""
-        return cls(
-            {member.name: member.address for member in federation.members},
-            identity,
-            {member.name: federation.absence_of(member) for member in federation.members},
-        )
 
     def __enter__(self) -> Sites:
         return self

@@ -166,7 +166,8 @@ def show_result(progress: RunProgress, *, as_json: bool) -> int:
         click.echo(f"holds         the work of {', '.join(outcome.contributors)}")
     for line in outcome.sentences():
         click.echo(line)
-    for site in set(result["unheard"]) - {left.site for left in outcome.left_out}:
+    left_out = {left.site for left in outcome.left_out}
+    for site in (site for site in result["unheard"] if site not in left_out):
         click.echo(f"unheard       {site}: whether it evaluated the result is not known")
     sent, delivered = bytes_text(result["bytes_sent"]), bytes_text(result["bytes_delivered"])
     click.echo(f"bytes sent    {sent} between sites, {delivered} to deliver the result")

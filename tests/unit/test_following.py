@@ -50,8 +50,7 @@ class Told:
 class ToldSites(Sites):
     def __init__(self, told: dict[str, Told], **changes: Any) -> None:
         self.federation = make_federation(*told, **changes)
-        known = Sites.of(self.federation, None)
-        super().__init__(known.addresses, None, known.absences)
+        super().__init__(self.federation, None)
         self.told = told
 
     def client(self, site: SiteName) -> OperatorClient:

@@ -51,6 +51,8 @@ def test_a_site_replaces_the_file(here: Path) -> None:
     assert (found.federation, found.at, found.run) == (None, "north.example:50051", RUN)
     with pytest.raises(ConfigError, match="both say"):
         target_of(["x.toml"], None, "north.example:50051")
+    with pytest.raises(ConfigError, match="E-CONFIG-ADDRESS"):
+        target_of([RUN], None, "north.example")
 
 
 def test_without_either_both_are_named(here: Path) -> None:

@@ -40,7 +40,7 @@ def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> in
 
     described = load_federation(federation)
     plan = compile_plan(described, new_run_id(described))
-    with Sites.of(described, load_operator(identity, insecure)) as sites:
+    with Sites(described, load_operator(identity, insecure)) as sites:
         nodes, refusals = sites.describe()
         reports: dict[Any, Any] = {}
         if not refusals:

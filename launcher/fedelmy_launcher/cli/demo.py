@@ -69,7 +69,7 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
         progress = RunProgress(plan)
         say(f"3/4  run {plan.run}: {' -> '.join(progress.sites)}")
         with (
-            Sites.of(described, keystore.load(federation.operator)) as sites,
+            Sites(described, keystore.load(federation.operator)) as sites,
             open_screen(progress, as_json=as_json) as screen,
         ):
             start_run(sites, plan)

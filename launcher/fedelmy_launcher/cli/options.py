@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fedelmy_node.domain.names import address
 from fedelmy_node.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -99,7 +100,10 @@ def federation_file(named: Path | None, at: str | None) -> Path | None:
     """The file that was named, or federation.toml here; none if --at says where to ask."""
     if named is not None and at is not None:
         raise ConfigError("E-CONFIG-VALUE", f"{named} and --at both say where the sites are", hint="Give only one.")
-    if named is not None or at is not None:
+    if at is not None:
+        address(at)
+        return None
+    if named is not None:
         return named
     usual = Path("federation.toml")
     if not usual.exists():
@@ -116,13 +120,14 @@ def open_sites(target: Target, identity: Identity | None) -> tuple[Sites, str | 
         from fedelmy_launcher.federation_file import load_federation
 
         described = load_federation(target.federation)
-        return Sites.of(described, identity), described.name
+        return Sites(described, identity), described.name
     from fedelmy_launcher.discovery import site_at
-    from fedelmy_node.domain.names import address
 
     assert target.at is not None
     place = address(target.at)
-    return Sites({site_at(place, identity): place}, identity), None
+    sites = Sites(None, identity)
+    sites.addresses[site_at(place, identity)] = place
+    return sites, None
 
 
 def find_run(sites: Sites, name: str | None, federation: str | None) -> RunId:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from fedelmy_node.domain.reports import RunReport
     from fedelmy_node.identity.keystore import Identity
 
+    Operator = Callable[[], Identity | None]
+    """Loaded only once the files and names are right."""
+
 __all__ = ["run_command"]
 
 
@@ -61,13 +64,13 @@ def run_command(
     if attach is not None:
         if run_name is not None:
             raise ConfigError("E-CONFIG-VALUE", "--attach and --run both name a run", hint="Give only one of them.")
-        return _attach(federation, attach, at, load_operator(identity, insecure), as_json=as_json)
+        return _attach(federation, attach, at, lambda: load_operator(identity, insecure), as_json=as_json)
     if at is not None:
         raise ConfigError("E-CONFIG-VALUE", "--at is for --attach", hint="A new run needs a federation file.")
-    return _start(federation, run_name, load_operator(identity, insecure), as_json=as_json)
+    return _start(federation, run_name, lambda: load_operator(identity, insecure), as_json=as_json)
 
 
-def _start(federation: Path | None, run_name: str | None, operator: Identity | None, *, as_json: bool) -> int:
+def _start(federation: Path | None, run_name: str | None, operator: Operator, *, as_json: bool) -> int:
     from fedelmy_launcher.control import Sites, start_run
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.plans import compile_plan, new_run_id
@@ -79,17 +82,17 @@ def _start(federation: Path | None, run_name: str | None, operator: Identity | N
     if not as_json:
         click.echo(f"run {plan.run}: asking {len(described.members)} sites")
     again = [*sys.argv[1:], *(("--run", plan.run) if run_name is None else ())]
-    with Sites.of(described, operator) as sites:
+    with Sites(described, operator()) as sites:
         return _follow(sites, RunProgress(plan), again, lambda: start_run(sites, plan), as_json=as_json)
 
 
-def _attach(federation: Path | None, name: str, at: str | None, operator: Identity | None, *, as_json: bool) -> int:
+def _attach(federation: Path | None, name: str, at: str | None, operator: Operator, *, as_json: bool) -> int:
     from fedelmy_launcher.discovery import reported_run
     from fedelmy_launcher.progress import RunProgress
     from fedelmy_node.domain.names import run_id
 
     run, where = run_id(name), Target(federation_file(federation, at), at, name)
-    with open_sites(where, operator)[0] as sites:
+    with open_sites(where, operator())[0] as sites:
         reports, silent, forgotten = _find(sites, run)
         progress = RunProgress(reported_run(run, reports), began_before=True)
         if not as_json:
