@@ -40,7 +40,7 @@ class Sites:
     """The nodes of a federation as the operator reaches them; asks all of them at once."""
 
     def __init__(self, federation: Federation | None, identity: Identity | None) -> None:
-        """The sites that federation.toml names; without it, none yet: they are added to `addresses` as they are found."""
+        """The sites of federation.toml; without one, none yet: they join `addresses` as they are found."""
         members = federation.members if federation else ()
         self.addresses: dict[SiteName, Address] = {member.name: member.address for member in members}
         self.absences: Mapping[SiteName, Absence] = (
