@@ -34,7 +34,10 @@ status, so an error of a site reaches the operator with its own code.
 """
 _OTHER_EXITS = (
     (1, "a question was not confirmed: nothing was done; `fedelmy-node health`: the daemon answers, but is not well"),
-    (errors.EXIT_SUBSET, "a run finished, but on a subset of its sites; reserved: no policy skips sites yet"),
+    (
+        errors.EXIT_SUBSET,
+        "a run finished, but on a subset of its sites (`run`, `run --attach`, `status` of a run that is over)",
+    ),
     (errors.EXIT_DETACHED, "Ctrl-C: the command went away; a run that had started goes on"),
 )
 _FOOT = """\

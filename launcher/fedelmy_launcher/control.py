@@ -1,36 +1,31 @@
-"""Run control: ask every site first, start where nothing is needed, then listen until it is over.
+"""Run control: ask every site first, start where nothing is needed.
 
 Nothing here has to survive: a launcher that died is simply run again on the same run.
 """
 
 from __future__ import annotations
 
-import logging
-import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from fedelmy_launcher.plans import signed_cancel, signed_slices
 from fedelmy_node import CONTRACT
-from fedelmy_node.domain.events import Event, RunState
-from fedelmy_node.domain.federation import Federation, Member
-from fedelmy_node.domain.names import RunId, SiteName
+from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.federation import Absence, Federation
+from fedelmy_node.domain.names import Address, RunId, SiteName
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import NodeDescription, RunReport
-from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError, RunError
+from fedelmy_node.errors import FedelmyError, PeerError, RunError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel
 
-__all__ = ["Sites", "Refusal", "refused", "start_run", "follow", "Lost", "Ended"]
+__all__ = ["Sites", "Refusal", "refused", "start_run"]
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_RETRY_SECONDS: Final = 2.0
-"""Between two attempts to hear from a site that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +39,14 @@ class Refusal:
 class Sites:
     """The nodes of a federation as the operator reaches them; asks all of them at once."""
 
-    def __init__(self, federation: Federation, identity: Identity | None) -> None:
-        self.members: Mapping[SiteName, Member] = {member.name: member for member in federation.members}
+    def __init__(self, federation: Federation | None, identity: Identity | None) -> None:
+        """The sites of federation.toml; without one, none yet: they join `addresses` as they are found."""
+        members = federation.members if federation else ()
+        self.addresses: dict[SiteName, Address] = {member.name: member.address for member in members}
+        self.absences: Mapping[SiteName, Absence] = (
+            {member.name: federation.absence_of(member) for member in members} if federation else {}
+        )
+        """What the plan says about sites out of reach, as far as it is known here."""
         self.identity = identity
         self._lock = threading.Lock()
         self._clients: dict[SiteName, OperatorClient] = {}
@@ -69,7 +70,7 @@ class Sites:
             if site in self._clients:
                 return self._clients[site]
         channel = open_channel(
-            self.members[site].address,
+            self.addresses[site],
             self.identity,
             expect_role="site",
             expect_site=site,
@@ -90,7 +91,7 @@ class Sites:
             client.close()
 
     def ask(
-        self, question: Callable[[SiteName, OperatorClient], T], sites: list[SiteName] | None = None
+        self, question: Callable[[SiteName, OperatorClient], T], sites: Iterable[SiteName] | None = None
     ) -> tuple[dict[SiteName, T], list[Refusal]]:
         """What every site answers, and who refused or could not be reached."""
 
@@ -100,7 +101,7 @@ class Sites:
             except FedelmyError as error:
                 return Refusal(site, error)
 
-        asked = list(self.members) if sites is None else sites
+        asked = list(self.addresses if sites is None else sites)
         pool = ThreadPoolExecutor(max_workers=min(32, max(1, len(asked))), thread_name_prefix="ask")
         try:
             answers = dict(zip(asked, pool.map(one, asked), strict=True))
@@ -125,8 +126,10 @@ class Sites:
 
         return self.ask(question)
 
-    def reports(self, run: RunId) -> tuple[dict[SiteName, RunReport], list[Refusal]]:
-        return self.ask(lambda _, client: client.report(run))
+    def reports(
+        self, run: RunId, sites: Iterable[SiteName] | None = None
+    ) -> tuple[dict[SiteName, RunReport], list[Refusal]]:
+        return self.ask(lambda _, client: client.report(run), sites)
 
     def cancel(self, run: RunId, reason: str) -> tuple[dict[SiteName, RunState], list[Refusal]]:
         signed = signed_cancel(run, reason, self.identity)
@@ -140,9 +143,15 @@ class Sites:
 
 def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
     """Prepare everywhere; if all agree, start the steps without inputs. One refusal, and nothing starts."""
-    _, unreachable = sites.describe()
+    nodes, unreachable = sites.describe()
     if unreachable:
-        raise refused(unreachable)
+        problem = refused(unreachable)
+        if any(known.run == plan.run for node in nodes.values() for known in node.runs):
+            hint = (
+                f"{problem.hint} The run exists: `fedelmy-launch run --attach {plan.run}` follows it without this site."
+            )
+            raise type(problem)(problem.code, problem.message, hint=hint)
+        raise problem
     known, unknown = sites.reports(plan.run)
     is_new = all(report.state in (RunState.CANCELLED, RunState.EXPIRED) for report in known.values())
     is_new &= all(refusal.error.code == "E-RUN-UNKNOWN" for refusal in unknown)
@@ -169,66 +178,3 @@ def refused(refusals: list[Refusal]) -> FedelmyError:
         return type(only.error)(only.error.code, text, hint=only.error.hint)
     lines = [f"{refusal.site}: {refusal.error}\n    {refusal.error.hint}" for refusal in refusals]
     return RunError("E-RUN-REFUSED", "\n  ".join([f"{len(refusals)} sites refused:", *lines]))
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A site cannot be heard at the moment; it is asked again until it answers."""
-
-    site: SiteName
-    error: FedelmyError
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A site has told everything: the run is over there, well or not, or the site will not tell."""
-
-    site: SiteName
-    error: FedelmyError | None = None
-    """Why it does not tell."""
-
-
-News = Event | Lost | Ended
-
-
-def follow(sites: Sites, plan: Plan) -> Iterator[News]:
-    """What happens at all sites as it happens, from the beginning, until the run ended at every site."""
-    news: queue.SimpleQueue[News] = queue.SimpleQueue()
-    stopped = threading.Event()
-    names = list(dict.fromkeys(step.site for step in plan.steps))
-    for site in names:
-        thread = threading.Thread(
-            target=_listen, args=(sites, site, plan.run, news, stopped), name=f"watch {site}", daemon=True
-        )
-        thread.start()
-    open_streams = len(names)
-    try:
-        while open_streams:
-            item = news.get()
-            open_streams -= isinstance(item, Ended)
-            yield item
-    finally:
-        stopped.set()
-
-
-def _listen(sites: Sites, site: SiteName, run: RunId, news: queue.SimpleQueue[News], stopped: threading.Event) -> None:
-    """One site's events, across interruptions: nothing is missed and nothing told twice."""
-    after, ended = 0, Ended(site)
-    try:
-        while not stopped.is_set():
-            try:
-                for event in sites.client(site).watch(run, after):
-                    after = event.seq
-                    news.put(event)
-                return
-            except (PeerError, IdentityError) as error:
-                sites.drop(site)
-                news.put(Lost(site, error))
-                stopped.wait(_RETRY_SECONDS)
-    except FedelmyError as error:
-        ended = Ended(site, error)
-    except Exception as error:  # whoever follows must hear of the end
-        logger.exception("fault while listening to %s", site)
-        ended = Ended(site, InternalError("E-INTERNAL", f"listening to {site} met a fault: {error}"))
-    finally:
-        news.put(ended)

@@ -1,6 +1,6 @@
 """What a run looks like: events of all sites folded into one line per site, and at the end into a result.
 
-Run, simulation and demo feed the same events into the same fold; screens and JSON are made from it.
+Run, attachment, simulation and demo feed the same events into the same fold; screens and JSON are made from it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedelmy_launcher.outcome import Outcome, Outline, OutlineStep, Result, outcome_of
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
-from fedelmy_node.domain.names import SiteName
-from fedelmy_node.domain.plan import Plan, StepKind
+from fedelmy_node.domain.names import SiteName, StepId
+from fedelmy_node.domain.narration import narrate
+from fedelmy_node.domain.plan import StepKind
+from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.transfer import Origin, Skip
 
 __all__ = ["SiteProgress", "RunProgress"]
 
@@ -23,9 +27,13 @@ class SiteProgress:
 
     site: SiteName
     state: str = "asking"
-    """The run's state there; asking, until it is known."""
+    """The run's state there; asking, until it is known; unknown, if the site has forgotten the run."""
     silent: bool = False
     """It does not answer at the moment."""
+    gone: bool = False
+    """The run is over without any more word from it."""
+    skipped: bool = False
+    """The others went on without what it was to train."""
     doing: str = ""
     """What it does now, for people: waiting, warm-up, training, sending, evaluating, ..."""
     member: int = 0
@@ -51,16 +59,23 @@ class SiteProgress:
     """Of its file, in bytes."""
     problem: str = ""
     """The last warning or error, with its code."""
+    unreachable: dict[str, str] = field(default_factory=dict)
+    """The neighbours that it cannot reach, each with a sentence."""
 
     @property
     def accuracy(self) -> float | None:
         value = self.evaluation.get("accuracy")
         return value if isinstance(value, float) else None
 
+    @property
+    def shown_state(self) -> str:
+        """For people: what they want to know first."""
+        return "skipped" if self.skipped else "no answer" if self.gone and self.state != "unknown" else self.state
+
     def summary(self) -> dict[str, Any]:
         """For the result's list of sites."""
         known = {
-            "name": self.site, "state": self.state, "accuracy": self.accuracy,
+            "name": self.site, "state": self.shown_state, "accuracy": self.accuracy,
             "samples": self.evaluation.get("samples", 0), "correct": self.evaluation.get("correct", 0),
             "balanced_accuracy": self.evaluation.get("balanced_accuracy"), "auc": self.evaluation.get("auc"),
             "bundle_sha256": self.sha256, "bytes_sent": self.sent, "bytes_delivered": self.delivered,
@@ -72,18 +87,36 @@ class SiteProgress:
 class RunProgress:
     """The fold over a run's events; `sites` are in the order in which they train."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self._kinds = {step.id: step.kind for step in plan.steps}
+    def __init__(self, outline: Outline, *, began_before: bool = False) -> None:
+        """`began_before`: the run was found, so only its events know when it began."""
+        self.run = outline.run
+        self.federation = outline.federation
+        self.steps: Sequence[OutlineStep] = ()
+        self.sites: dict[SiteName, SiteProgress] = {}
+        self._states: dict[StepId, StepState] = {}
+        self._around: dict[StepId, Skip] = {}
+        self._origins: dict[SiteName, Origin] = {}
         self._begun: dict[str, float] = {}
-        self._clock = time.monotonic()
+        self._asked: float | None = None if began_before else time.monotonic()
         self._ended: float | None = None
-        self.sites = {site: SiteProgress(site=site) for site in dict.fromkeys(step.site for step in plan.steps)}
+        self._first, self._last = float("inf"), 0.0
+        self.extend(outline)
+
+    def extend(self, outline: Outline) -> list[SiteName]:
+        """More of the same run became known; the sites that are new."""
+        known = self.sites
+        self.steps = outline.steps
+        self._kinds = {step.id: step.kind for step in outline.steps}
+        names = dict.fromkeys([*(step.site for step in outline.steps), *known])
+        self.sites = {site: known.get(site) or SiteProgress(site=site) for site in names}
+        return [site for site in self.sites if site not in known]
 
     @property
     def seconds(self) -> float:
-        """Since the run was asked for; the clock stands still once the run is done at every site."""
-        return (self._ended or time.monotonic()) - self._clock
+        """Since the run was asked for or, if it was found, since its first event; stands still once it is over."""
+        if self._asked is not None:
+            return (self._ended or time.monotonic()) - self._asked
+        return max(0.0, (self._last if self.is_done else time.time()) - self._first) if self._last else 0.0
 
     def add(self, event: Event) -> None:
         """Take an event in; events of one site must come in order, those of different sites need not."""
@@ -92,11 +125,7 @@ class RunProgress:
         data = event.data
         match event.kind:
             case EventKind.RUN:
-                site.state = data["state"]
-                self._ended = time.monotonic() if self.is_done else None
-                site.doing = "" if RunState(site.state).is_final else site.doing or "waiting"
-                if data.get("code"):
-                    site.problem = f"{data['code']}: {data.get('message', '')}"
+                self._run(site, event)
             case EventKind.STEP:
                 self._step(site, event)
             case EventKind.EPOCH:
@@ -115,12 +144,40 @@ class RunProgress:
                 site.doing = "waiting" if site.doing in ("sending", "") else site.doing
             case EventKind.RETRY | EventKind.WARNING:
                 site.problem = f"{data['code']}: {data['message']}"
+            case EventKind.UNREACHABLE:
+                site.unreachable[data["peer"]] = narrate(event) or ""
+            case EventKind.REACHABLE:
+                site.unreachable.pop(data["peer"], None)
+            case EventKind.AROUND:
+                self._go_around(event)
             case _:
                 pass
+        self._first, self._last = min(self._first, event.time), max(self._last, event.time)
+
+    def take(self, reports: Mapping[SiteName, RunReport]) -> None:
+        """What sites report of themselves: whose work they have, and what became of their steps."""
+        for site, report in reports.items():
+            self._origins[site] = report.origin
+            self._states.update({step.step: step.state for step in report.steps})
+        self._mark()
+
+    def _run(self, site: SiteProgress, event: Event) -> None:
+        data = event.data
+        site.state = data["state"]
+        if RunState(site.state).is_final:
+            site.doing, site.moving = "", ""
+            site.unreachable.clear()
+        else:
+            site.doing = site.doing or "waiting"
+        self._ended = time.monotonic() if self.is_done else None
+        if data.get("code"):
+            site.problem = f"{data['code']}: {data.get('message', '')}"
 
     def _step(self, site: SiteProgress, event: Event) -> None:
         assert event.step is not None
-        kind, state = self._kinds[event.step], event.data["state"]
+        state = StepState(event.data["state"])
+        kind = self._kinds.get(event.step) or StepKind(event.step.partition(".")[0])
+        self._states[event.step] = state
         if state == StepState.RUNNING:
             self._begun[event.step] = event.time
             site.doing = "evaluating" if kind == StepKind.EVALUATE else "training"
@@ -129,6 +186,8 @@ class RunProgress:
             site.doing = "queued"
         elif state == StepState.FAILED:
             site.problem = f"{event.data.get('code', '')}: {event.data.get('message', '')}"
+        elif state == StepState.SKIPPED:
+            self._mark()
         elif state == StepState.DONE:
             site.doing = "waiting"
             if kind == StepKind.EVALUATE:
@@ -138,24 +197,60 @@ class RunProgress:
             else:
                 site.seconds += event.time - self._begun.get(event.step, event.time)
 
+    def _go_around(self, event: Event) -> None:
+        for step in event.data["steps"]:
+            skip = Skip(step=step, by=event.site, code=event.data["code"], message=event.data["message"])
+            self._around.setdefault(StepId(step), skip)
+        self._mark()
+
+    def _mark(self) -> None:
+        out = {left.step for left in self.outcome().left_out}
+        for site in self.sites.values():
+            site.skipped = any(
+                step.id in out for step in self.steps if step.site == site.site and step.kind == StepKind.TRAIN
+            )
+
     @property
     def is_done(self) -> bool:
-        return all(site.state == RunState.DONE for site in self.sites.values())
+        return all(site.state == RunState.DONE or site.gone for site in self.sites.values())
+
+    def is_settled_without(self, site: SiteName, *, even_evaluation: bool = False) -> bool:
+        """Whether nothing is expected of a silent site: its work is in the result or was skipped, as was its delivery.
+
+        Whether a site that was handed the result has evaluated it, nobody else knows.
+        """
+        mine = [step for step in self.steps if step.site == site]
+        skipped = {*self._around, *(skip.step for origin in self._origins.values() for skip in origin.skipped)}
+        inside = {step for origin in self._origins.values() for step in origin.contributors}
+        trained = all(step.id in skipped | inside for step in mine if step.kind == StepKind.TRAIN)
+        undelivered = all(step.id in skipped for step in mine if step.kind == StepKind.DELIVER)
+        return bool(mine) and trained and (undelivered or even_evaluation)
+
+    def outcome(self) -> Outcome:
+        """Whose work the result holds, and who was left out, as far as it is known."""
+        results = {site.site: Result(site.sha256, site.size) for site in self.sites.values() if site.sha256}
+        return outcome_of(self.steps, self._states, results, self._origins, self._around.values())
 
     def result(self) -> dict[str, Any]:
         """The last line of `run`, `simulate` and `demo`: correct over samples, not a mean of means."""
         sites: Sequence[SiteProgress] = list(self.sites.values())
-        correct = sum(site.evaluation.get("correct", 0) for site in sites)
-        samples = sum(site.evaluation.get("samples", 0) for site in sites)
-        holder = next((site for site in sites if site.sha256), None)
+        outcome = self.outcome()
+        # Only what measures the bundle that is reported: sites may have ended with different ones.
+        counted = [site.evaluation for site in sites if site.site in outcome.holders]
+        correct = sum(evaluation.get("correct", 0) for evaluation in counted)
+        samples = sum(evaluation.get("samples", 0) for evaluation in counted)
+        unheard = [site.site for site in sites if site.gone and site.state != "unknown"]
         return {
-            "run": self.plan.run,
-            "federation": self.plan.federation,
+            "run": self.run,
+            "federation": self.federation,
             "state": "done" if self.is_done else "unfinished",
+            **outcome.encoded(),
+            "subset": bool(outcome.left_out or unheard),
+            "unheard": unheard,
             "accuracy": correct / samples if samples else None,
             "samples": samples,
-            "bundle_sha256": holder.sha256 if holder else None,
-            "bundle_bytes": holder.size if holder else 0,
+            "bundle_sha256": outcome.result.sha256 if outcome.result else None,
+            "bundle_bytes": outcome.result.size if outcome.result else 0,
             "bytes_sent": sum(site.sent for site in sites),
             "bytes_delivered": sum(site.delivered for site in sites),
             "seconds": round(self.seconds, 3),

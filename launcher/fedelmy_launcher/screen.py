@@ -20,7 +20,10 @@ from fedelmy_node.domain.narration import bytes_text, narrate, percent
 
 __all__ = ["Screen", "open_screen", "site_table"]
 
-_STYLES = {"done": "green", "failed": "bold red", "cancelled": "yellow", "running": "cyan"}
+_STYLES = {
+    "done": "green", "failed": "bold red", "aborted": "bold red", "cancelled": "yellow", "skipped": "yellow",
+    "running": "cyan",
+}  # fmt: skip
 
 
 class Screen(Protocol):
@@ -67,7 +70,7 @@ class _LiveTable:
         pass  # the table is drawn from the progress at its own pace
 
     def _render(self) -> Group:
-        title = f"run {self._progress.plan.run}   {self._progress.seconds:.0f} s"
+        title = f"run {self._progress.run}   {self._progress.seconds:.0f} s"
         return Group(site_table(self._progress, title), *(Text(note, style="dim") for note in self._notes))
 
 
@@ -108,8 +111,8 @@ def site_table(progress: RunProgress, title: str) -> Table:
         table.add_column(name, justify="left" if name in ("site", "state") else "right", no_wrap=True)
     for site in progress.sites.values():
         table.add_row(*_cells(site))
-        if site.problem:
-            table.add_row("", Text(site.problem, style="yellow"))
+        for problem in filter(None, (site.problem, *site.unreachable.values())):
+            table.add_row("", Text(problem, style="yellow"))
     return table
 
 
@@ -117,12 +120,14 @@ def _cells(site: SiteProgress) -> list[str | Text]:
     state = site.doing if site.state == "running" and site.doing else site.state
     if site.moving:
         state = f"{state} {site.moving}"
+    if site.skipped:
+        state = "skipped"
     if site.silent:
-        state = "no answer"
+        state = "skipped, no answer" if site.skipped else "no answer"
     pool = f"{site.member}/{site.members}" if site.members else ""
     return [
         site.site,
-        Text(state, style=_STYLES.get(site.state, "")),
+        Text(state, style=_STYLES.get(site.shown_state, "")),
         pool,
         f"{site.epoch}/{site.epochs}" if site.epochs else "",
         f"{site.loss:.3f}" if site.loss is not None else "",

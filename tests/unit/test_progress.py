@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from federations import make_plan
+from reports import make_report, origin
 
+from fedelmy_launcher.discovery import reported_run
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.screen import open_screen, site_table
-from fedelmy_node.domain.events import Event, EventKind
+from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 from fedelmy_node.domain.narration import bytes_text
 
@@ -99,3 +101,83 @@ def test_plain_lines_name_site_and_reason(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_sizes_for_people(size: int, text: str) -> None:
     assert bytes_text(size) == text
+
+
+def around(site: str, *steps: str) -> Event:
+    return event(site, None, EventKind.AROUND, edge="e", steps=steps, code="E-PEER-UNREACHABLE", message="out of reach")
+
+
+def test_a_run_that_was_found_is_followed_like_one_that_was_planned() -> None:
+    plan = make_plan("north", "south")
+    found = reported_run(plan.run, {SiteName("south"): make_report(plan, "south", RunState.RUNNING)})
+    progress = RunProgress(found, began_before=True)
+    assert list(progress.sites) == ["north", "south"]
+    assert (progress.run, progress.federation) == ("run-1", "small")
+    finish(progress, "south", 1, 90, 100)
+    finish(progress, "north", 2, 1, 10)  # its evaluation was in nobody's report
+    assert progress.is_done and progress.result()["samples"] == 110
+    assert progress.seconds == 0.0  # both by the sites' clocks, which stood still
+    everything = reported_run(plan.run, {SiteName(site): make_report(plan, site) for site in ("north", "south")})
+    assert progress.extend(everything) == []
+    assert progress.extend(make_plan("north", "south", "west")) == ["west"]
+
+
+def test_a_result_of_all_sites_is_no_subset() -> None:
+    progress = RunProgress(make_plan("north", "south"))
+    for site, number in (("north", 2), ("south", 1)):
+        progress.add(event(site, f"train.{3 - number}@{site}", EventKind.STEP, state="done", result={}))
+        finish(progress, site, number, 1, 1)
+    result = progress.result()
+    assert (result["subset"], result["left_out"], result["results_differ"]) == (False, [], False)
+    assert result["contributors"] == ["north", "south"]
+
+
+def test_a_site_that_was_left_out_is_named() -> None:
+    plan = make_plan("north", "south", absence={"on_unreachable": "skip"})
+    progress = RunProgress(plan)
+    progress.add(event("north", "train.1@north", EventKind.STEP, state="done", result={}))
+    progress.add(around("north", "deliver.1@south", "train.2@south"))
+    assert progress.sites[SiteName("south")].skipped
+    assert next(iter(site_table(progress, "").columns[1].cells)) != "skipped"
+    assert "skipped" in [str(cell) for cell in site_table(progress, "").columns[1].cells]
+    assert progress.is_settled_without(SiteName("south"))
+    assert not progress.is_settled_without(SiteName("north"))
+    finish(progress, "north", 2, 9, 10)
+    progress.sites[SiteName("south")].gone = True
+    progress.take({SiteName("north"): make_report(plan, "north", origin=origin("train.1@north", without=SOUTHS))})
+    result = progress.result()
+    assert (result["state"], result["subset"], result["contributors"]) == ("done", True, ["north"])
+    assert [(left["site"], left["step"], left["by"]) for left in result["left_out"]] == [
+        ("south", "train.2@south", "north"),
+        ("south", "deliver.1@south", "north"),
+    ]
+    assert [site["state"] for site in result["sites"]] == ["done", "skipped"]
+
+
+SOUTHS = ("deliver.1@south", "train.2@south")
+
+
+def test_only_evaluations_of_the_result_that_is_reported_count() -> None:
+    plan = make_plan("north", "south", "west", absence={"on_unreachable": "skip"})
+    progress = RunProgress(plan)
+    for site, number, correct in (("north", 3, 0), ("south", 2, 8), ("west", 1, 10)):
+        finish(progress, site, number, correct, 10)
+    progress.sites[SiteName("north")].sha256 = "cd" * 32
+    both = origin("train.2@south", "train.3@west", without=("train.1@north",), by="south")
+    alone = origin("train.1@north", without=("train.2@south", "train.3@west"))
+    origins = {"north": alone, "south": both, "west": both}
+    progress.take({SiteName(site): make_report(plan, site, origin=known) for site, known in origins.items()})
+    result = progress.result()
+    assert (result["results_differ"], result["bundle_sha256"]) == (True, "ab" * 32)
+    assert (result["accuracy"], result["samples"]) == (0.9, 20)
+    assert (result["subset"], result["contributors"]) == (True, ["south", "west"])
+
+
+def test_who_cannot_be_reached_is_shown_until_it_can() -> None:
+    progress = RunProgress(make_plan("north", "south"))
+    news = {"peer": "south", "code": "E-PEER-UNREACHABLE", "message": "nothing listens there"}
+    progress.add(event("north", None, EventKind.UNREACHABLE, **news, policy="skip", patience_seconds=3600.0))
+    cells = [str(cell) for cell in site_table(progress, "").columns[1].cells]
+    assert "cannot reach south (nothing listens there); goes on without it after 3600 s" in cells
+    progress.add(event("north", None, EventKind.REACHABLE, peer="south"))
+    assert progress.sites[SiteName("north")].unreachable == {}

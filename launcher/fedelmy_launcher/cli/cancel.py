@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from fedelmy_launcher.cli.options import (
-    federation_argument,
     find_run,
     json_option,
     load_operator,
+    open_sites,
     operator_options,
-    run_option,
+    target_arguments,
+    target_of,
 )
 from fedelmy_node.cli.frame import emit_json
 
@@ -20,27 +21,35 @@ __all__ = ["cancel"]
 
 
 @click.command()
-@federation_argument
-@run_option("The run.  [default: the newest of this federation]")
+@target_arguments
 @click.option("--reason", default="", help="Why; the sites log it.")
 @operator_options
 @json_option
-def cancel(federation: Path, run_name: str | None, reason: str, identity: Path, insecure: bool, as_json: bool) -> int:
-    """End a run at every site of FEDERATION; what was trained stays on the sites' disks.
+def cancel(
+    words: tuple[str, ...], run_name: str | None, at: str | None, reason: str, identity: Path, insecure: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """End RUN (default: the newest) at every site of FEDERATION (default: federation.toml).
 
-    A site that cannot be reached is told by its neighbours, as far as they can reach it.
+    What was trained stays on the sites' disks. A site that is down hears of it from its neighbours when it is
+    back. Without FEDERATION, --at names any one site of the run.
+
+    Exit code 0: every site was told; otherwise that of the first that could not be.
 
     \b
     Examples:
       fedelmy-launch cancel federation.toml
-      fedelmy-launch cancel federation.toml --run xray-20270301-120000-4f2a --reason "wrong classes"
+      fedelmy-launch cancel xray-20270301-120000-4f2a --reason "wrong classes"
+      fedelmy-launch cancel xray-20270301-120000-4f2a --at north.example:50051
     """
-    from fedelmy_launcher.control import Sites
-    from fedelmy_launcher.federation_file import load_federation
+    from fedelmy_launcher.discovery import discover
+    from fedelmy_node.errors import PeerError
 
-    described = load_federation(federation)
-    with Sites(described, load_operator(identity, insecure)) as sites:
-        run = find_run(sites, run_name, described.name)
+    target = target_of(words, run_name, at)
+    sites, federation = open_sites(target, load_operator(identity, insecure))
+    with sites:
+        run = find_run(sites, target.run, federation)
+        discover(sites, run)  # sites that only its neighbours know are told, too
         states, refusals = sites.cancel(run, reason)
     if as_json:
         problems = {refusal.site: refusal.error.code for refusal in refusals}
@@ -50,4 +59,9 @@ def cancel(federation: Path, run_name: str | None, reason: str, identity: Path, 
             click.echo(f"  {site:<16} {state}")
         for refusal in refusals:
             click.echo(f"  {refusal.site:<16} {refusal.error}\n{'':19}{refusal.error.hint}")
+        down = [refusal.site for refusal in refusals if isinstance(refusal.error, PeerError)]
+        if states and down:
+            click.echo(
+                f"  Sites that are down ({', '.join(down)}) hear of it from their neighbours when they are back."
+            )
     return refusals[0].error.exit_code if refusals else 0

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fedelmy_node.errors import RunError
+from fedelmy_node.domain.names import address
+from fedelmy_node.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from fedelmy_launcher.control import Sites
     from fedelmy_node.domain.names import RunId
     from fedelmy_node.identity.keystore import Identity
 
-__all__ = ["federation_argument", "operator_options", "run_option", "json_option", "load_operator", "find_run"]
+__all__ = [
+    "federation_argument", "target_arguments", "operator_options", "run_option", "at_option", "json_option",
+    "load_operator", "Target", "target_of", "federation_file", "open_sites", "find_run",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
+_TARGET = "Give [FEDERATION] [RUN], in any order: what ends with .toml, has a slash or is a file is the federation."
 
 
 def federation_argument(function: F) -> F:
     return click.argument("federation", type=click.Path(path_type=Path, dir_okay=False), default="federation.toml")(
         function
     )
+
+
+def target_arguments(function: F) -> F:
+    """[FEDERATION] [RUN] as `words`, --run and --at."""
+    words = click.argument("words", nargs=-1, metavar="[FEDERATION] [RUN]")
+    run = run_option("The run, as the argument RUN.  [default: the newest of this federation]")
+    return words(run(at_option(function)))
+
+
+def at_option(function: F) -> F:
+    help_text = "Without FEDERATION: any one site of the run; the others are found through it."
+    return click.option("--at", metavar="HOST:PORT", help=help_text)(function)
 
 
 def operator_options(function: F) -> F:
@@ -56,8 +74,64 @@ def load_operator(directory: Path, insecure: bool) -> Identity | None:
     return None if insecure else keystore.load(directory)
 
 
-def find_run(sites: Sites, name: str | None, federation: str) -> RunId:
-    """The run that was named, or the newest one of this federation that any site knows."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which run a command is about, and where its sites are looked for."""
+
+    federation: Path | None
+    """federation.toml; None: --at."""
+    at: str | None
+    run: str | None
+    """None: the newest."""
+
+
+def target_of(words: Sequence[str], run_name: str | None, at: str | None) -> Target:
+    """[FEDERATION] [RUN] in any order: a word that looks like a file, or is one, is the federation file."""
+    files = [word for word in words if word.endswith(".toml") or "/" in word or Path(word).is_file()]
+    names = [word for word in words if word not in files] + ([] if run_name is None else [run_name])
+    if len(files) > 1 or len(set(names)) > 1:
+        what, given = ("federation file", files) if len(files) > 1 else ("run", names)
+        raise ConfigError("E-CONFIG-VALUE", f"only one {what} can be given, not {' and '.join(given)}", hint=_TARGET)
+    file, name = next(iter(files), None), next(iter(names), None)
+    return Target(federation_file(None if file is None else Path(file), at), at, name)
+
+
+def federation_file(named: Path | None, at: str | None) -> Path | None:
+    """The file that was named, or federation.toml here; none if --at says where to ask."""
+    if named is not None and at is not None:
+        raise ConfigError("E-CONFIG-VALUE", f"{named} and --at both say where the sites are", hint="Give only one.")
+    if at is not None:
+        address(at)
+        return None
+    if named is not None:
+        return named
+    usual = Path("federation.toml")
+    if not usual.exists():
+        hint = "Name the federation file, or any one site: --at HOST:PORT."
+        raise ConfigError("E-CONFIG-MISSING", f"there is no {usual} here", hint=hint)
+    return usual
+
+
+def open_sites(target: Target, identity: Identity | None) -> tuple[Sites, str | None]:
+    """The sites of the file, or the one at --at, which will name the others; and the federation's name, if known."""
+    from fedelmy_launcher.control import Sites
+
+    if target.federation is not None:
+        from fedelmy_launcher.federation_file import load_federation
+
+        described = load_federation(target.federation)
+        return Sites(described, identity), described.name
+    from fedelmy_launcher.discovery import site_at
+
+    assert target.at is not None
+    place = address(target.at)
+    sites = Sites(None, identity)
+    sites.addresses[site_at(place, identity)] = place
+    return sites, None
+
+
+def find_run(sites: Sites, name: str | None, federation: str | None) -> RunId:
+    """The run that was named, or the newest one (of this federation) that any site knows."""
     from fedelmy_launcher.control import refused
     from fedelmy_node.domain.events import RunState
     from fedelmy_node.domain.names import run_id
@@ -65,10 +139,11 @@ def find_run(sites: Sites, name: str | None, federation: str) -> RunId:
     if name is not None:
         return run_id(name)
     nodes, unreachable = sites.describe()
-    known = [run for node in nodes.values() for run in node.runs if run.federation == federation]
+    known = [run for node in nodes.values() for run in node.runs if federation in (None, run.federation)]
     if known:
         # A run that was withdrawn or cancelled is shown only if there is nothing else.
         return max(known, key=lambda run: (run.state != RunState.CANCELLED, run.changed_at)).run
     if unreachable:
         raise refused(unreachable)
-    raise RunError("E-RUN-UNKNOWN", f"no site knows a run of {federation}", hint="Start one with `fedelmy-launch run`.")
+    of = f" of {federation}" if federation else ""
+    raise RunError("E-RUN-UNKNOWN", f"no site knows a run{of}", hint="Start one with `fedelmy-launch run`.")

@@ -1,65 +1,146 @@
-"""`fedelmy-launch run`: prepare everywhere, start, and follow."""
+"""`fedelmy-launch run`: prepare everywhere, start, and follow; or only follow."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fedelmy_launcher.cli.options import (
-    federation_argument,
+    Target,
+    at_option,
+    federation_file,
     json_option,
     load_operator,
+    open_sites,
     operator_options,
     run_option,
 )
-from fedelmy_node.errors import EXIT_DETACHED
+from fedelmy_node.errors import EXIT_DETACHED, ConfigError, RunError
+
+if TYPE_CHECKING:
+    from fedelmy_launcher.control import Sites
+    from fedelmy_launcher.progress import RunProgress
+    from fedelmy_node.domain.names import RunId, SiteName
+    from fedelmy_node.domain.reports import RunReport
+    from fedelmy_node.identity.keystore import Identity
+
+    Operator = Callable[[], Identity | None]
+    """Loaded only once the files and names are right."""
 
 __all__ = ["run_command"]
 
 
 @click.command("run")
-@federation_argument
+@click.argument("federation", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @run_option("Take this run up again, or give a new one its name.")
+@click.option("--attach", metavar="RUN", help="Follow this run from any machine; nothing is prepared or started.")
+@at_option
 @operator_options
 @json_option
-def run_command(federation: Path, run_name: str | None, identity: Path, insecure: bool, as_json: bool) -> int:
-    """Start a run of FEDERATION and follow it to the end.
+def run_command(
+    federation: Path | None, run_name: str | None, attach: str | None, at: str | None, identity: Path, insecure: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Start a run of FEDERATION (default: federation.toml) and follow it to the end.
 
     Every site is asked first; if one refuses, nothing starts. Once started, the run needs no launcher:
-    Ctrl-C detaches, and the same command with --run follows it again.
+    Ctrl-C detaches, and the same command with --run follows it again. --attach follows it from any machine
+    with an operator's certificate, whether all sites answer or not, and without FEDERATION if --at names a site.
+
+    Exit code 0: done with the work of all sites; 20: done, but on a subset of them.
 
     \b
     Examples:
       fedelmy-launch run federation.toml
       fedelmy-launch run federation.toml --run xray-20270301-120000-4f2a
+      fedelmy-launch run --attach xray-20270301-120000-4f2a --at north.example:50051
       fedelmy-launch run federation.toml --json | tail -1
     """
+    if attach is not None:
+        if run_name is not None:
+            raise ConfigError("E-CONFIG-VALUE", "--attach and --run both name a run", hint="Give only one of them.")
+        return _attach(federation, attach, at, lambda: load_operator(identity, insecure), as_json=as_json)
+    if at is not None:
+        raise ConfigError("E-CONFIG-VALUE", "--at is for --attach", hint="A new run needs a federation file.")
+    return _start(federation, run_name, lambda: load_operator(identity, insecure), as_json=as_json)
+
+
+def _start(federation: Path | None, run_name: str | None, operator: Operator, *, as_json: bool) -> int:
     from fedelmy_launcher.control import Sites, start_run
     from fedelmy_launcher.federation_file import load_federation
-    from fedelmy_launcher.following import follow_run, show_result
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_launcher.progress import RunProgress
-    from fedelmy_launcher.screen import open_screen
     from fedelmy_node.domain.names import run_id
 
-    described = load_federation(federation)
+    described = load_federation(federation or Path("federation.toml"))
     plan = compile_plan(described, new_run_id(described) if run_name is None else run_id(run_name))
-    progress = RunProgress(plan)
-    started = False
     if not as_json:
         click.echo(f"run {plan.run}: asking {len(described.members)} sites")
-    with Sites(described, load_operator(identity, insecure)) as sites:
-        try:
-            with open_screen(progress, as_json=as_json) as screen:
-                start_run(sites, plan)
-                started = True
-                follow_run(sites, progress, screen)
-        except KeyboardInterrupt:
-            again = shlex.join([*sys.argv[1:], *(("--run", plan.run) if run_name is None else ())])
-            news = "Detached: the run goes on. Follow" if started else "Interrupted before the run was started. Start"
-            click.echo(f"\n{news} it with\n  fedelmy-launch {again}", err=True)
-            return EXIT_DETACHED
+    again = [*sys.argv[1:], *(("--run", plan.run) if run_name is None else ())]
+    with Sites(described, operator()) as sites:
+        return _follow(sites, RunProgress(plan), again, lambda: start_run(sites, plan), as_json=as_json)
+
+
+def _attach(federation: Path | None, name: str, at: str | None, operator: Operator, *, as_json: bool) -> int:
+    from fedelmy_launcher.discovery import reported_run
+    from fedelmy_launcher.progress import RunProgress
+    from fedelmy_node.domain.names import run_id
+
+    run, where = run_id(name), Target(federation_file(federation, at), at, name)
+    with open_sites(where, operator())[0] as sites:
+        reports, silent, forgotten = _find(sites, run)
+        progress = RunProgress(reported_run(run, reports), began_before=True)
+        if not as_json:
+            click.echo(f"run {run}: {len(progress.sites)} sites")
+        for site in forgotten & set(progress.sites):
+            progress.sites[site].state, progress.sites[site].gone = "unknown", True
+        return _follow(sites, progress, sys.argv[1:], unmet=silent, as_json=as_json)
+
+
+def _find(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], set[SiteName], set[SiteName]]:
+    """Who reports the run, who does not answer, and who does not know it; somebody must know it."""
+    from fedelmy_launcher.control import refused
+    from fedelmy_launcher.discovery import discover
+
+    reports, refusals = discover(sites, run)
+    unknown = {refusal.site for refusal in refusals if refusal.error.code == "E-RUN-UNKNOWN"}
+    others = [refusal for refusal in refusals if refusal.site not in unknown]
+    if not reports:
+        if not unknown:
+            raise refused(refusals)
+        unheard = f"; no answer from {', '.join(refusal.site for refusal in others)}" if others else ""
+        hint = "`fedelmy-launch status` shows the newest run; `fedelmy-node runs list` at a site shows all."
+        raise RunError("E-RUN-UNKNOWN", f"{', '.join(sorted(unknown))} know no run {run!r}{unheard}", hint=hint)
+    return reports, {refusal.site for refusal in others}, unknown
+
+
+def _follow(
+    sites: Sites,
+    progress: RunProgress,
+    again: list[str],
+    begin: Callable[[], object] | None = None,
+    *,
+    unmet: Iterable[SiteName] = (),
+    as_json: bool,
+) -> int:
+    """Begin, if there is something to begin, then follow to the end; `again` follows it again."""
+    from fedelmy_launcher.following import follow_run, show_result
+    from fedelmy_launcher.screen import open_screen
+
+    started = False
+    try:
+        with open_screen(progress, as_json=as_json) as screen:
+            if begin is not None:
+                begin()
+            started = True
+            follow_run(sites, progress, screen, unmet)
+    except KeyboardInterrupt:
+        news = "Detached: the run goes on. Follow" if started else "Interrupted before the run was started. Start"
+        click.echo(f"\n{news} it with\n  fedelmy-launch {shlex.join(again)}", err=True)
+        return EXIT_DETACHED
     return show_result(progress, as_json=as_json)

@@ -21,7 +21,7 @@ group = LazyGroup(
     commands={
         "serve": ("fedelmy_node.cli.serve:serve", "Run the node: answer, train, hand over."),
         "identity": ("fedelmy_node.cli.identity:identity", "Make, show and install this site's key and certificate."),
-        "runs": ("fedelmy_node.cli.runs:runs", "List and show the runs of this node."),
+        "runs": ("fedelmy_node.cli.runs:runs", "List, show and prune the runs of this node."),
         "model": ("fedelmy_node.cli.model:model", "Export, evaluate and use the result of a run."),
         "health": ("fedelmy_node.cli.health:health", "Ask the daemon whether it is well; exit code 0 if it is."),
     },

@@ -1,21 +1,27 @@
-"""`fedelmy-node runs`: what this node has done and does."""
+"""`fedelmy-node runs`: what this node has done and does, and how to forget it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.cli.options import json_option, state_option
+from fedelmy_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedelmy_node.domain.reports import EdgeReport, PrunedRun, RunReport
 
 __all__ = ["runs"]
 
 
 @click.group()
 def runs() -> None:
-    """List and show the runs of this node."""
+    """List, show and prune the runs of this node."""
 
 
 @runs.command("list")
@@ -43,7 +49,12 @@ def list_runs(state: Path, as_json: bool) -> None:
 @state_option
 @json_option
 def show_run(run: str, state: Path, as_json: bool) -> None:
-    """One run: its steps and its transfers at this site."""
+    """One run at this site: its steps, its transfers, whom it cannot reach, and whose work is in its bundle.
+
+    \b
+    Example:
+      fedelmy-node runs show xray-20270301-120000-4f2a
+    """
     from fedelmy_node.config.decode import encode
     from fedelmy_node.domain.names import run_id
     from fedelmy_node.rpc.admin import admin_client
@@ -53,13 +64,100 @@ def show_run(run: str, state: Path, as_json: bool) -> None:
     if as_json:
         emit_json(encode(report))
         return
-    click.echo(f"run {report.run} at {report.site}: {report.state}")
+    for line in report_lines(report):
+        click.echo(line)
+
+
+def report_lines(report: RunReport) -> Iterator[str]:
+    """A run at this site, for people."""
+    from fedelmy_node.domain.narration import absence_text, bytes_text, skip_text
+
+    yield f"run {report.run} at {report.site}: {report.state}"
     if report.code:
-        click.echo(f"  {report.code}: {report.message}")
+        yield f"  {report.code}: {report.message}"
     for step in report.steps:
         accuracy = step.result.get("accuracy")
         note = f"accuracy {accuracy:.4f}" if isinstance(accuracy, float) else step.sha256[:16]
-        click.echo(f"  step {step.step:<28} {step.state:<10} {note}")
+        yield f"  step {step.step:<28} {step.state:<10} {note}".rstrip()
     for edge in report.edges:
-        way = f"{edge.sender} -> {edge.receiver}"
-        click.echo(f"  edge {way:<28} {edge.state:<10} {edge.size} bytes ({edge.carries})")
+        around = "/" in edge.edge
+        if around and edge.state == "waiting":
+            continue  # a way around somebody who may never be missing
+        way = f"{edge.sender} -> {edge.receiver}" + (", around" if around else "")
+        size = f", {bytes_text(edge.size)}" if edge.size else ""
+        yield f"  edge {way:<28} {_edge_state(edge, report)}{size} ({edge.carries})"
+    for absent in report.absent:
+        yield f"  {absence_text(absent)}"
+    if report.origin.contributors:
+        yield f"  the last bundle holds {', '.join(report.origin.contributors)}"
+    for skip in report.origin.skipped:
+        yield f"  {skip_text(skip)}"
+
+
+def _edge_state(edge: EdgeReport, report: RunReport) -> str:
+    sends = edge.sender == report.site
+    other = edge.receiver if sends else edge.sender
+    return {
+        "waiting": "nothing sent yet" if sends else "nothing received yet",
+        "moving": f"handing over to {other}" if sends else f"{other} is handing over",
+        "done": f"{other} has it" if sends else "received",
+        "settled": f"{other} has it and passed on what it made of it",
+        "closed": "not used: another way was taken",
+    }.get(edge.state, edge.state)
+
+
+@runs.command("prune")
+@click.argument("names", nargs=-1, metavar="[RUN]...")
+@click.option("--older-than", metavar="DURATION", help="Every run that is over and so old, as 12h or 30d.")
+@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@state_option
+@json_option
+def prune_runs(
+    names: tuple[str, ...], older_than: str | None, dry_run: bool, yes: bool, state: Path, as_json: bool
+) -> None:
+    """Forget runs that are over: their results, logs and pools on this site's disk, and all that is known of them.
+
+    Export a result that you want to keep first (`fedelmy-node model export`). A run that is under way is refused.
+
+    \b
+    Examples:
+      fedelmy-node runs prune --older-than 30d --dry-run
+      fedelmy-node runs prune --older-than 30d --yes
+      fedelmy-node runs prune xray-20270301-120000-4f2a
+    """
+    from fedelmy_node.config.decode import encode
+    from fedelmy_node.domain.federation import seconds_of
+    from fedelmy_node.domain.names import run_id
+    from fedelmy_node.rpc.admin import admin_client
+
+    if bool(names) == (older_than is not None):
+        said = "both runs and an age were given" if names else "what is to be pruned?"
+        hint = "Give one or more run ids (`fedelmy-node runs list`), or an age: --older-than 30d."
+        raise ConfigError("E-CONFIG-VALUE", said, hint=hint)
+    if as_json and not (yes or dry_run):
+        raise ConfigError("E-CONFIG-VALUE", "--json does not ask", hint="Add --yes or --dry-run.")
+    seconds = seconds_of(older_than) if older_than is not None else 0.0
+    with admin_client(state) as client:
+        found = client.prune([run_id(name) for name in names], seconds, dry_run=True)
+        if not as_json:
+            _show_pruned(found)
+        if found and not dry_run:
+            if not yes:
+                click.confirm("Forget them for good?", abort=True)
+            found = client.prune([run.run for run in found], 0.0, dry_run=False)  # exactly what was shown
+    if as_json:
+        emit_json({"pruned": not dry_run, "runs": encode(found)})
+    elif found and not dry_run:
+        click.echo(f"{len(found)} forgotten.")
+
+
+def _show_pruned(found: tuple[PrunedRun, ...]) -> None:
+    from fedelmy_node.domain.narration import bytes_text
+
+    if not found:
+        click.echo("Nothing to prune.")
+        return
+    for run in found:
+        click.echo(f"  {run.run:<40} {run.state:<10} {bytes_text(run.size):>10}")
+    click.echo(f"  {len(found)} in all, {bytes_text(sum(run.size for run in found))}")

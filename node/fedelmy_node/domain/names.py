@@ -11,7 +11,7 @@ from fedelmy_node.errors import ConfigError
 
 __all__ = [
     "SiteName", "RunId", "StepId", "EdgeId", "Address", "PeerAddress",
-    "site_name", "run_id", "step_id", "site_of", "edge_id", "address", "peer_address", "file_stem",
+    "site_name", "run_id", "step_id", "site_of", "edge_id", "edge_ends", "address", "peer_address", "file_stem",
 ]  # fmt: skip
 
 SiteName = NewType("SiteName", str)
@@ -68,6 +68,13 @@ def site_of(step: StepId) -> SiteName:
 def edge_id(source: StepId | None, target: StepId, need: StepId | None = None) -> EdgeId:
     """`source>target`; a way around steps that are left out also names the need that it meets."""
     return EdgeId(f"{source or ''}>{target}" if need in (None, source) else f"{source or ''}>{target}/{need}")
+
+
+def edge_ends(edge: EdgeId) -> tuple[StepId | None, StepId, StepId | None]:
+    """Source, target and need of an edge: what `edge_id` was given; without a way around, the need is the source."""
+    source, _, rest = edge.partition(">")
+    target, _, need = rest.partition("/")
+    return StepId(source) if source else None, StepId(target), StepId(need or source) if need or source else None
 
 
 def address(text: str) -> Address:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedelmy_node.domain.events import Event, EventKind, StepState
 
-__all__ = ["narrate", "percent", "bytes_text"]
+if TYPE_CHECKING:
+    from fedelmy_node.domain.reports import Absent
+    from fedelmy_node.domain.transfer import Skip
+
+__all__ = ["narrate", "absence_text", "skip_text", "percent", "bytes_text"]
 
 
 def narrate(event: Event) -> str | None:
@@ -33,7 +37,7 @@ def narrate(event: Event) -> str | None:
         case EventKind.RETRY:
             text = f"hand-over to {data['peer']} failed ({data['message']}), next try in {data['wait_seconds']} s"
         case EventKind.UNREACHABLE:
-            text = f"cannot reach {data['peer']} ({data['message']}); {_then(data)}"
+            text = f"cannot reach {data['peer']} ({data['message']}); {_then(data['policy'], data['patience_seconds'])}"
         case EventKind.REACHABLE:
             text = f"{data['peer']} answers again"
         case EventKind.AROUND:
@@ -46,9 +50,22 @@ def narrate(event: Event) -> str | None:
     return text
 
 
-def _then(data: Mapping[str, Any]) -> str:
-    deed = {"skip": "goes on without it", "abort": "aborts the run"}.get(data["policy"])
-    return f"{deed} after {data['patience_seconds']:g} s" if deed else "waits for it"
+def absence_text(absent: Absent) -> str:
+    """Whom a site waits for in vain, why, and what comes of it."""
+    then = _then(absent.on_unreachable, absent.patience_seconds)
+    if absent.on_unreachable == "skip" and absent.seconds >= absent.patience_seconds:
+        then = f"patience ended after {absent.patience_seconds:g} s, so it goes on without it where it can"
+    return f"cannot reach {absent.site} for {absent.seconds:.0f} s ({absent.code}: {absent.message}): {then}"
+
+
+def skip_text(skip: Skip) -> str:
+    """A step that was left out, by whom and why."""
+    return f"{skip.step} left out by {skip.by}: {skip.message} ({skip.code})"
+
+
+def _then(policy: str, patience_seconds: float) -> str:
+    deed = {"skip": "goes on without it", "abort": "aborts the run"}.get(policy)
+    return f"{deed} after {patience_seconds:g} s" if deed else "waits for it"
 
 
 def _step(event: Event) -> str | None:

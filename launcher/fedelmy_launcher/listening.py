@@ -1,0 +1,90 @@
+"""Listening to sites: every site's events as they happen, across interruptions, in one queue."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from dataclasses import dataclass
+from typing import Final, Self
+
+from fedelmy_launcher.control import Sites
+from fedelmy_node.domain.events import Event, EventKind, RunState
+from fedelmy_node.domain.names import RunId, SiteName
+from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
+
+__all__ = ["Streams", "News", "Lost", "Ended"]
+
+logger = logging.getLogger(__name__)
+_RETRY_SECONDS: Final = 2.0
+"""Between two attempts to hear from a site that does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A site cannot be heard at the moment; told at every attempt, until it answers."""
+
+    site: SiteName
+    error: FedelmyError
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A site has told everything: the run is over there, well or not, or the site will not tell."""
+
+    site: SiteName
+    error: FedelmyError | None = None
+    """Why it does not tell."""
+
+
+News = Event | Lost | Ended
+
+
+class Streams:
+    """One stream per site, from the run's beginning until it ended there; leaving the context ends them all."""
+
+    def __init__(self, sites: Sites, run: RunId) -> None:
+        self._sites = sites
+        self._run = run
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stopped.set()
+
+    def listen(self, site: SiteName) -> None:
+        """Hear this site, too."""
+        threading.Thread(target=self._listen, args=(site,), name=f"watch {site}", daemon=True).start()
+
+    def next(self) -> News:
+        """What happened next, anywhere; waits for it."""
+        return self._news.get()
+
+    def _listen(self, site: SiteName) -> None:
+        """One site's events: nothing is missed and nothing told twice."""
+        after, ended, is_final = 0, Ended(site), False
+        try:
+            while not self._stopped.is_set():
+                try:
+                    for event in self._sites.client(site).watch(self._run, after):
+                        after = event.seq
+                        if event.kind == EventKind.RUN:
+                            is_final = RunState(event.data["state"]).is_final
+                        self._news.put(event)
+                    if is_final:
+                        return
+                    raise PeerError("E-PEER-UNREACHABLE", f"the node of {site} shuts down")
+                except (PeerError, IdentityError) as error:
+                    self._sites.drop(site)
+                    self._news.put(Lost(site, error))
+                    self._stopped.wait(_RETRY_SECONDS)
+        except FedelmyError as error:
+            ended = Ended(site, error)
+        except Exception as error:  # whoever follows must hear of the end
+            logger.exception("fault while listening to %s", site)
+            ended = Ended(site, InternalError("E-INTERNAL", f"listening to {site} met a fault: {error}"))
+        finally:
+            self._news.put(ended)

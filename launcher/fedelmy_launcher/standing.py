@@ -1,0 +1,121 @@
+"""Where a run stands, from one round of reports: who waits for whom, who was left out, whether it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fedelmy_launcher.outcome import Outline, Result, outcome_of
+from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.names import SiteName, StepId, edge_ends
+from fedelmy_node.domain.plan import StepKind
+from fedelmy_node.domain.reports import RunReport, StepReport
+from fedelmy_node.errors import FedelmyError
+
+__all__ = ["Standing", "waits_for"]
+
+_MET: Final = ("done", "settled")
+
+
+class Standing:
+    """A run as its sites reported it at one moment."""
+
+    def __init__(
+        self, outline: Outline, reports: Mapping[SiteName, RunReport], problems: Mapping[SiteName, FedelmyError]
+    ) -> None:
+        """`problems`: the sites that did not report, and why."""
+        self.run = outline.run
+        self.federation = outline.federation
+        self._steps = outline.steps
+        self._reports = reports
+        self._problems = problems
+        self.sites = list(dict.fromkeys([*(step.site for step in outline.steps), *reports, *problems]))
+        """In the order in which they train."""
+        self._states = {step.step: step.state for report in reports.values() for step in report.steps}
+        results = {
+            report.site: Result(step.sha256, step.size)
+            for report in reports.values()
+            for step in report.steps
+            if step.kind == StepKind.DELIVER and step.state == StepState.DONE
+        }
+        origins = {site: report.origin for site, report in reports.items()}
+        self.outcome = outcome_of(self._steps, self._states, results, origins)
+        self._left_out = {left.step: left for left in self.outcome.left_out}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done wherever anybody answers, and nothing is expected of the others."""
+        done = [report for report in self._reports.values() if report.state == RunState.DONE]
+        if not done or len(done) < len(self._reports):
+            return False
+        return all(error.code == "E-RUN-UNKNOWN" or self._was_left_out(site) for site, error in self._problems.items())
+
+    @property
+    def is_subset(self) -> bool:
+        return bool(self.outcome.left_out)
+
+    def _was_left_out(self, site: SiteName) -> bool:
+        mine = [step for step in self._steps if step.site == site and step.kind != StepKind.EVALUATE]
+        delivered = [step for step in mine if step.kind == StepKind.DELIVER]
+        trained = all(step.id in self._left_out or site in self.outcome.contributors for step in mine)
+        return bool(mine) and trained and all(step.id in self._left_out for step in delivered)
+
+    def note(self, report: RunReport, step: StepReport) -> str:
+        """What people want to know of a step beside its state."""
+        if step.state == StepState.WAITING:
+            late = waits_for(report, step.step)
+            here = "for another step of this site"
+            if report.state == RunState.PREPARED:
+                here = "for the operator to start the run"
+            return f"for {', '.join(late)}" if late else here
+        if step.state == StepState.SKIPPED:
+            left = self._left_out.get(step.step)
+            reason = f"{left.reason} ({left.code})" if left and left.code else "the others went on without it"
+            return f"{reason}, says {left.by}" if left and left.by else reason
+        return ""
+
+    def encoded(self) -> dict[str, Any]:
+        """For machines; beside it come the reports themselves."""
+        waiting = {
+            step.step: waits_for(report, step.step)
+            for report in self._reports.values()
+            for step in report.steps
+            if step.state == StepState.WAITING
+        }
+        result = self.outcome.result
+        return {
+            "run": self.run,
+            "federation": self.federation,
+            "state": self._state(),
+            "over": self.is_over,
+            **self.outcome.encoded(),
+            "bundle_sha256": result.sha256 if result else None,
+            "waiting_for": waiting,
+        }
+
+    def _state(self) -> str:
+        """One word for the whole run: whatever is worst."""
+        if self.is_over:
+            return RunState.DONE
+        states = {report.state for report in self._reports.values()}
+        for state in (RunState.FAILED, RunState.ABORTED, RunState.CANCELLED, RunState.EXPIRED, RunState.RUNNING):
+            if state in states:
+                return state
+        return RunState.PREPARED if states == {RunState.PREPARED} else RunState.RUNNING if states else "unknown"
+
+
+def waits_for(report: RunReport, step: StepId) -> list[SiteName]:
+    """The sites whose output a step has not got yet: per need, whoever should send it, or any way around."""
+    ways: dict[StepId | None, list[tuple[bool, str, SiteName]]] = {}
+    for edge in report.edges:
+        source, target, need = edge_ends(edge.edge)
+        if target == step:
+            ways.setdefault(need, []).append((source != need, edge.state, edge.sender))
+    late: dict[SiteName, None] = {}
+    for known in ways.values():
+        if any(state in _MET for _, state, _ in known):
+            continue
+        open_ways = [(around, sender) for around, state, sender in known if state != "closed"]
+        own = [sender for around, sender in open_ways if not around]
+        late.update(dict.fromkeys(own or [sender for _, sender in open_ways]))
+    return list(late)

@@ -1,0 +1,60 @@
+"""A run at a site in words: transfers, absent neighbours, and who was left out."""
+
+from __future__ import annotations
+
+import pytest
+from federations import make_plan
+from reports import make_report, origin
+
+from fedelmy_node.cli.runs import report_lines
+from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.federation import OnUnreachable
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.narration import absence_text
+from fedelmy_node.domain.reports import Absent
+
+
+def absent(policy: OnUnreachable, seconds: float = 312.4) -> Absent:
+    return Absent(
+        site=SiteName("south"), seconds=seconds, on_unreachable=policy, patience_seconds=3600.0,
+        code="E-PEER-UNREACHABLE", message="nothing listens there",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("who", "then"),
+    [
+        (absent("wait"), "waits for it"),
+        (absent("skip"), "goes on without it after 3600 s"),
+        (absent("abort"), "aborts the run after 3600 s"),
+    ],
+)
+def test_who_is_waited_for_and_what_comes_of_it(who: Absent, then: str) -> None:
+    head = "cannot reach south for 312 s (E-PEER-UNREACHABLE: nothing listens there)"
+    assert absence_text(who) == f"{head}: {then}"
+
+
+def test_a_promise_that_is_overdue_is_not_repeated() -> None:
+    assert "patience ended after 3600 s" in absence_text(absent("skip", seconds=4000.0))
+
+
+def test_transfers_skips_and_absences_are_told_in_words() -> None:
+    plan = make_plan("north", "south", "west", absence={"on_unreachable": "skip"})
+    edges = {
+        "train.1@north>train.2@south": "closed",
+        "train.1@north>train.3@west/train.2@south": "settled",
+        "deliver.2@south>deliver.3@north": "waiting",
+        "deliver.1@west>deliver.3@north/deliver.2@south": "done",
+    }
+    report = make_report(
+        plan, "north", RunState.RUNNING, edges=edges, absent=(absent("skip"),),
+        origin=origin("train.1@north", "train.3@west", without=("train.2@south",)),
+    )  # fmt: skip
+    text = "\n".join(report_lines(report))
+    assert "north -> south" in text and "not used: another way was taken" in text
+    assert "north -> west, around" in text and "west has it and passed on what it made of it" in text
+    assert "west -> north, around" in text and "received, 70 B (deliver)" in text
+    assert "nothing received yet" in text
+    assert "cannot reach south for 312 s" in text
+    assert "the last bundle holds train.1@north, train.3@west" in text
+    assert "train.2@south left out by north: was out of reach for 5 s (E-PEER-UNREACHABLE)" in text
