@@ -485,7 +485,7 @@ def test_a_whole_job_is_resumed_and_narrated(tmp_path):
     assert run(load(wanted), (tmp_path / "first",), lambda *event: events.append(event)) == expected
     assert (tmp_path / "b").read_bytes() == (tmp_path / "plain").read_bytes()
     kinds = [kind for kind, _ in events]
-    assert kinds == [EventKind.RESUMED, EventKind.EPOCH, EventKind.MEMBER]
+    assert kinds == [EventKind.RESUMED, EventKind.BEGUN, EventKind.EPOCH, EventKind.MEMBER]
     event = Event(seq=1, time=0.0, run="r", site="south", step="s", kind=kinds[0], data=events[0][1])
     assert narrate(event) == "goes on from a checkpoint: pool member 2/2, epoch 2, batch 0"
 

@@ -74,8 +74,9 @@ def test_a_train_job_gives_the_same_bytes_as_in_this_process(daemon, tmp_path):
     messages = [daemon.receive()]
     while "event" in messages[-1]:
         messages.append(daemon.receive())
-    assert [message["event"] for message in messages[:-1]] == ["epoch"] * 3 + ["member"] + ["epoch"] * 2 + ["member"]
-    assert messages[0]["data"]["phase"] == "warm-up"
+    told = [message["event"] for message in messages[:-1]]
+    assert told == ["begun"] + ["epoch"] * 3 + ["member"] + ["epoch"] * 2 + ["member"]
+    assert messages[1]["data"]["phase"] == "warm-up"
     daemon.child.stdin.close()  # after the last line this is no reason to fail
     assert daemon.child.wait(PATIENCE) == 0
     assert daemon.child.stdout.read() == b""
@@ -119,7 +120,7 @@ def test_it_ends_with_its_daemon_and_on_sigterm_while_it_trains(tmp_path):
             assert "ready" in daemon.receive()
             daemon.send({"go": {"inputs": []}})
         for daemon in (orphaned, stopped):
-            assert daemon.receive()["event"] == "epoch"
+            assert daemon.receive()["event"] == "begun"
         orphaned.child.stdin.close()
         stopped.child.send_signal(signal.SIGTERM)
         assert orphaned.child.wait(PATIENCE) == 3
@@ -135,7 +136,7 @@ def test_a_killed_trainer_is_gone_on_with_and_gives_the_same_bytes(tmp_path):
     wanted = job("train", small, output=tmp_path / "theirs", checkpoints=checkpoints)
     with Daemon() as killed:
         begin(killed, wanted)
-        assert [killed.receive()["event"] for _ in range(3)] == ["epoch"] * 3
+        assert [killed.receive()["event"] for _ in range(4)] == ["begun"] + ["epoch"] * 3
         wait_for(checkpoints, fits=1)
         killed.child.kill()
         assert killed.child.wait(PATIENCE) == -signal.SIGKILL
@@ -144,6 +145,7 @@ def test_a_killed_trainer_is_gone_on_with_and_gives_the_same_bytes(tmp_path):
         resumed = stopped.receive()
         assert resumed["event"] == "resumed"
         assert (resumed["data"]["member"], resumed["data"]["fits"]) == (1, 1)
+        assert stopped.receive()["event"] == "begun"
         epoch = stopped.receive()["data"]["epoch"]
         stopped.child.send_signal(signal.SIGTERM)
         stopped.child.send_signal(signal.SIGTERM)  # systemd and the daemon may both do so
