@@ -23,8 +23,8 @@ demo: $(VENV)/.installed  ## four real sites on this machine train one model
 # One module per worker: the end-to-end tests of a module share their daemons.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-test: $(VENV)/.installed  ## unit, integration and end-to-end tests
-	$(PYTEST) tests
+test: $(VENV)/.installed  ## unit, integration and end-to-end tests, but for the longest ones
+	$(PYTEST) -m "not full" tests
 
 e2e: $(VENV)/.installed  ## the tests that start real daemons, then every process killed at every moment
 	$(PYTEST) tests/e2e

@@ -23,12 +23,19 @@ NAMES = ("north", "south", "west", "east")
 PATIENCE = "3s"
 LONGEST_SECONDS = 150.0
 
-DEAD = [
-    pytest.param(("north",), id="the first"),
-    pytest.param(("south",), id="a middle one"),
-    pytest.param(("east",), id="the last"),
-    pytest.param(("south", "west"), id="two neighbours"),
-]
+CASES = {
+    "the first": ("north",),
+    "a middle one": ("south",),
+    "the last": ("east",),
+    "two neighbours": ("south", "west"),
+}
+
+
+def dead_sites(*always: str) -> list[Any]:
+    """Every case; in `make test` only those named here."""
+    return [
+        pytest.param(dead, id=name, marks=() if name in always else pytest.mark.full) for name, dead in CASES.items()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +125,7 @@ def until_over(site: Site, run: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("dead", DEAD)
+@pytest.mark.parametrize("dead", dead_sites("a middle one"))
 def test_skip(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
     write(bed, "skip")
     run = f"skip-{'-'.join(dead)}"
@@ -155,6 +162,7 @@ def test_a_site_that_dies_after_its_receipt_is_skipped_too(bed: Bed, tmp_path: P
     assert sorted(result["contributors"]) == ["east", "north", "west"]
 
 
+@pytest.mark.full
 def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed, tmp_path: Path) -> None:
     write(bed, "skip", epochs=120)
     with launched(bed, "skip-back") as launcher:
@@ -171,7 +179,7 @@ def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed, tmp_path: Path
     assert {"deliver.3@south": "done", "evaluate.3@south": "done"}.items() <= steps(report).items()
 
 
-@pytest.mark.parametrize("dead", DEAD)
+@pytest.mark.parametrize("dead", dead_sites())
 def test_wait(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
     write(bed, "wait")
     with launched(bed, f"wait-{'-'.join(dead)}") as launcher:
@@ -190,7 +198,7 @@ def test_wait(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
     assert json.loads(out.splitlines()[-1])["bundle_sha256"] == simulated(bed, tmp_path)
 
 
-@pytest.mark.parametrize("dead", DEAD)
+@pytest.mark.parametrize("dead", dead_sites("the last"))
 def test_abort(bed: Bed, dead: tuple[str, ...]) -> None:
     write(bed, "abort")
     run = f"abort-{'-'.join(dead)}"
