@@ -80,7 +80,8 @@ def test_a_good_link() -> None:
     "code",
     [
         "E-PEER-UNREACHABLE", "E-PEER-BUSY", "E-PEER-PROTOCOL", "E-TRANSFER-HASH", "E-TRANSFER-STALLED",
-        "E-TRANSFER-SEQUENCE", "E-STORE-DISK", "E-IDENTITY-EXPIRED", "E-IDENTITY-UNTRUSTED", "E-INTERNAL",
+        "E-TRANSFER-SEQUENCE", "E-STORE-DISK", "E-RUN-UNKNOWN", "E-RUN-CANCELLED", "E-RUN-ABORTED",
+        "E-IDENTITY-EXPIRED", "E-IDENTITY-UNTRUSTED", "E-INTERNAL",
     ],
 )  # fmt: skip
 def test_what_may_pass_is_tried_again(code: str) -> None:
@@ -98,7 +99,6 @@ def test_what_may_pass_is_tried_again(code: str) -> None:
         "E-CONSENT-EDGE",
         "E-BUNDLE-MANIFEST",
         "E-BUNDLE-NONFINITE",
-        "E-RUN-CANCELLED",
         "E-PEER-CONTRACT",
         "E-TRANSFER-CONFLICT",
     ],

@@ -101,15 +101,19 @@ class Bench:
         self.journal.finish_step(RUN, StepId("train.1@a"), SHA, 10, {})
         config = load_site_config(Given(state=root, data="digits"))
         self.faults: list[Exception] = []
-        self.executor = Executor(
-            config, Workspace(config, layout), self.journal, self.network, self.read_cancel, self.faults.append
-        )  # type: ignore[arg-type]
+        self.executor = Executor(config, Workspace(config, layout), self.journal, self.network, self)  # type: ignore[arg-type]
         self.executor.open()
 
     def read_cancel(self, signed: Signed) -> Cancel:
         if signed.signature == b"forged":
             raise IdentityError("E-IDENTITY-SIGNATURE", "not an operator's")
         return read_cancel(signed.payload)
+
+    def run_ended(self, run: RunId) -> None:
+        pass
+
+    def faulted(self, error: Exception) -> None:
+        self.faults.append(error)
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + 20
@@ -228,6 +232,34 @@ def test_a_forged_cancel_does_nothing(bench: Callable[..., Bench]) -> None:
     made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING, cancel=word))
     made.wait_for(lambda: made.network.sites["b"].got)
     assert made.journal.state(RUN) == RunState.RUNNING
+
+
+def test_a_word_that_comes_before_the_start_counts_after_it(tmp_path: Path) -> None:
+    """The site was down while the others began and ended without it."""
+    made = Bench(tmp_path, "skip", 5.0)
+    try:
+        into = [edge.id for edge in made.journal.run(RUN).slice.edges_in]
+        out = [edge.id for edge in made.journal.run(RUN).slice.edges_out]
+        for site in made.network.sites.values():
+            site.tell(NeighbourState(state=RunState.DONE, closed=(*into, *out)))
+        made.executor.prepared(RUN)
+        made.wait_for(lambda: made.journal.state(RUN) == RunState.DONE)
+    finally:
+        made.executor.close()
+        made.journal.close()
+
+
+def test_a_run_that_is_not_there_any_more_harms_nobody(bench: Callable[..., Bench]) -> None:
+    made = bench("wait", dead=())
+    made.executor.prepared(run_id("pruned"))
+    made.executor.received(run_id("pruned"))
+    made.executor.absent(RUN)
+
+
+def test_a_run_under_way_is_not_pruned(bench: Callable[..., Bench]) -> None:
+    made = bench("wait", dead=())
+    with pytest.raises(RunError, match="E-RUN-UNFINISHED"):
+        made.executor.prune(RUN)
 
 
 def test_a_withdrawal_at_a_neighbour_begins_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -90,4 +91,19 @@ def test_a_question_that_met_a_fault_ends_the_loop_too() -> None:
     with pytest.raises(ZeroDivisionError):
         loop.ask(question)
     assert faulted.wait(10)
+    loop.close()
+
+
+def test_a_deadline_is_kept_however_much_is_posted() -> None:
+    rung, due = threading.Event(), [0.2]
+    begun = time.monotonic()
+    loop = Loop(lambda: due[0] - (time.monotonic() - begun) if due else None, lambda: (due.clear(), rung.set()), print)
+
+    def again() -> None:
+        if not rung.is_set():
+            loop.post(again)
+
+    loop.post(again)
+    loop.open()
+    assert rung.wait(10)
     loop.close()

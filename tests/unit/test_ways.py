@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 
 from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_node.daemon.ways import dead_ends, is_complete, state_for, to_send, to_watch, useless, ways_around
+from fedelmy_node.daemon.words import after_word
 from fedelmy_node.domain.events import EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, run_id, site_of
 from fedelmy_node.domain.plan import Edge, Plan, Shortcut, StepKind
+from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.domain.transfer import Origin, Skip
-from fedelmy_node.errors import ConfigError
+from fedelmy_node.errors import ConfigError, RunError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import EdgeState, Prepared, RunRecord, read_slice
 
@@ -136,7 +139,7 @@ class Site:
         return self.record.edges[EdgeId(edge)].state
 
     def around(self, *dead: str) -> list[str]:
-        return [way.id for way in ways_around(self.record, {SiteName(site) for site in dead})]
+        return [way.id for way in ways_around(self.record, *[{SiteName(site) for site in dead}] * 2)]
 
 
 def test_a_sender_goes_around_as_many_as_are_dead_and_no_further() -> None:
@@ -257,3 +260,91 @@ def test_a_need_is_lost_if_some_closed_it_and_the_others_are_dead() -> None:
     a.journal.set_edges(a.run, [EdgeId("deliver.2@c>deliver.4@a/deliver.3@b")], EdgeState.CLOSED)
     assert useless(a.record, {SiteName("b")}) == []
     assert useless(a.record, {SiteName("b"), SiteName("d")}) == ["deliver.4@a", "evaluate.4@a"]
+
+
+def test_a_site_that_has_the_result_answers_for_nobody_behind_it() -> None:
+    c = Site("c")
+    c.received("train.2@b>train.3@c")
+    c.done("train.3@c")
+    c.sent("train.3@c>train.4@d")
+    c.received("deliver.1@d>deliver.2@c")
+    for step in ("deliver.2@c", "evaluate.2@c"):
+        c.done(step)
+    c.sent("deliver.2@c>deliver.3@b", settled=True)
+    assert is_complete(c.record), "d died after it had handed the result back, and will never say so"
+
+
+WAY, AROUND = "train.1@a>train.2@b", "train.1@a>train.3@c/train.2@b"
+
+
+@pytest.mark.parametrize(
+    ("edge", "state", "told", "becomes"),
+    [
+        (WAY, "done", {"settled": (WAY,)}, "settled"),
+        (WAY, "moving", {"settled": (WAY,)}, None),  # the receipt is on its way
+        (WAY, "moving", {"settled": (WAY,), "state": RunState.DONE}, "settled"),  # or was lost, and nobody is left
+        (WAY, "closed", {"settled": (WAY,)}, None),
+        (WAY, "waiting", {"closed": (WAY,), "settled": (WAY,)}, "closed"),  # this site was skipped
+        (AROUND, "closed", {"settled": (AROUND,)}, "settled"),
+        (AROUND, "waiting", {"closed": (AROUND,), "settled": (AROUND,)}, "settled"),
+        (AROUND, "moving", {"closed": (AROUND,)}, "closed"),
+        (WAY, "settled", {"closed": (WAY,)}, None),
+        (WAY, "done", {"closed": (WAY,)}, None),
+    ],
+)
+def test_what_an_edge_becomes_by_its_receivers_word(
+    edge: str, state: str, told: dict[str, Any], becomes: str | None
+) -> None:
+    known = next(way for way in Site("a").record.slice.edges_out if way.id == edge)
+    word = NeighbourState(**{"state": RunState.RUNNING} | told)
+    assert after_word(known, EdgeState(state), word) == becomes
+
+
+def test_nobody_begins_anew_because_others_have_forgotten_the_run() -> None:
+    b = Site("b")
+    a = {SiteName("a")}
+    assert [way.id for way in ways_around(b.record, a, a)] == [">train.2@b/train.1@a"]
+    assert ways_around(b.record, a, set()) == []
+
+
+def test_an_acknowledged_bundle_is_never_closed() -> None:
+    b = Site("b")
+    b.received("train.1@a>train.2@b")
+    b.journal.set_edges(b.run, [EdgeId("train.1@a>train.2@b")], EdgeState.CLOSED)
+    assert b.state("train.1@a>train.2@b") == EdgeState.DONE
+
+
+def test_a_run_that_came_to_life_is_not_prepared_again() -> None:
+    b = Site("b")
+    with pytest.raises(RunError, match="E-RUN-CONFLICT"):
+        b.journal.add_run(b.record.prepared)
+
+
+def test_a_run_ends_with_its_steps_or_not_at_all() -> None:
+    b = Site("b")
+    b.received("train.1@a>train.2@b")
+    b.done("train.2@b")
+    b.journal.end_run(b.run, RunState.CANCELLED, message="enough")
+    states = {step: known.state for step, known in b.record.steps.items()}
+    assert states.pop(StepId("train.2@b")) == StepState.DONE
+    assert set(states.values()) == {StepState.CANCELLED}
+    assert not is_complete(b.record)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda plan: plan["shortcuts"][0].update(
+            target="deliver.3@b", need="deliver.2@c", skips=["deliver.2@c"], source=None
+        ),
+        lambda plan: plan["shortcuts"][0].update(skips=[plan["shortcuts"][0]["need"], "no step"]),
+        lambda plan: plan["edges_in"][0].update(sender="d"),
+        lambda plan: plan["edges_out"][0].update(receiver="a"),
+        lambda plan: plan["shortcuts"][0].update(skips=[]),
+    ],
+)
+def test_ways_that_would_end_nowhere_are_refused(spoil: Any) -> None:
+    plan = json.loads(Site("b").record.prepared.payload)
+    spoil(plan)
+    with pytest.raises(RunError, match="E-RUN-PLAN"):
+        read_slice(json.dumps(plan).encode())

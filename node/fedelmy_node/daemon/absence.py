@@ -85,6 +85,11 @@ class Absences:
         """The sites that are to be skipped now."""
         return {absent.site for absent in self._over(record) if absent.on_unreachable == "skip"}
 
+    def silent(self, record: RunRecord) -> set[SiteName]:
+        """Those of them that do not answer at all."""
+        forgetful = {absent.site for absent in self._over(record) if absent.code == "E-RUN-UNKNOWN"}
+        return self.given_up(record) - forgetful
+
     def fatal(self, record: RunRecord) -> str | None:
         """Why the run is to be aborted, if it is."""
         for absent in self._over(record):

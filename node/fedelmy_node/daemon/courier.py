@@ -19,7 +19,6 @@ from fedelmy_node.errors import (
     FedelmyError,
     InternalError,
     PeerError,
-    RunError,
     StoreError,
     TransferError,
 )
@@ -171,9 +170,11 @@ class Courier:
 
 
 def _is_final(error: FedelmyError) -> bool:
-    """Whether trying again can never help; everything else may pass, be it an outage of days."""
+    """Whether trying again can never help; everything else may pass, be it an outage of days.
+
+    That a run is unknown there, cancelled or aborted, is not ours to act on: the operator's word, or the neighbour's,
+    comes by way of the lookout.
+    """
     if isinstance(error, ConsentError | BundleError | _DamageError):
         return True
-    if isinstance(error, RunError):
-        return error.code != "E-RUN-UNKNOWN"  # a site that lost its state can be given the plan again
     return isinstance(error, PeerError | TransferError) and error.code in _FINAL_CODES

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.absence import Absences
@@ -21,19 +20,20 @@ from fedelmy_node.daemon.lookout import Lookout
 from fedelmy_node.daemon.loop import Loop
 from fedelmy_node.daemon.outbox import Outbox
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Cancel
+from fedelmy_node.daemon.preparation import Cancel, read_cancel
 from fedelmy_node.daemon.steps import Steps
 from fedelmy_node.daemon.ways import dead_ends, is_complete, to_send, useless, ways_around
+from fedelmy_node.daemon.words import repeat_lost, take_words
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, Shortcut, StepKind
-from fedelmy_node.domain.reports import Absent, NeighbourState, RunSummary, Signed
+from fedelmy_node.domain.reports import Absent, NeighbourState, Signed
 from fedelmy_node.errors import FedelmyError, RunError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import EdgeState, RunRecord
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "Home"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,19 @@ _GRACE_SECONDS: Final = 10.0
 _BEGUN: Final = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
 _LONGEST_SLEEP_SECONDS: Final = 3600.0
 """However far away the next deadline is: clocks are set, and systems limit how long one may wait."""
+
+
+class Home(Protocol):
+    """The node, as far as its executor needs it."""
+
+    def read_cancel(self, signed: Signed) -> Cancel:
+        """What an operator whom this site listens to has signed; raises if it is nobody's word."""
+
+    def run_ended(self, run: RunId) -> None:
+        """A run is over here, or forgotten."""
+
+    def faulted(self, error: Exception) -> None:
+        """The executor has ended because of this."""
 
 
 class Executor:
@@ -53,16 +66,14 @@ class Executor:
         workspace: Workspace,
         journal: Journal,
         peers: Peers,
-        read_cancel: Callable[[Signed], Cancel],
-        faulted: Callable[[Exception], None],
+        home: Home,
     ) -> None:
-        """`read_cancel` checks who signed a cancel that a neighbour passes on; `faulted` hears of the one fault."""
         self._prepare_seconds = config.prepare_hours * 3600
         self._keep_runs = config.keep_runs
         self._workspace = workspace
         self._journal = journal
-        self._read_cancel = read_cancel
-        self._loop = Loop(self._seconds_to_alarm, self._ring, faulted)
+        self._home = home
+        self._loop = Loop(self._seconds_to_alarm, self._ring, home.faulted)
         self._steps = Steps(journal, workspace, self._loop.post, self._advance, self._fail_run)
         self._outbox = Outbox(journal, peers, self._loop.post, self._advance, self._refused)
         self._lookout = Lookout(peers, self._loop.post, self._heard, self._presence_changed)
@@ -130,9 +141,13 @@ class Executor:
     def _recover(self) -> None:
         """What was under way when the last daemon ended begins again; what was done stays done."""
         for summary in self._journal.runs():
-            if summary.state.is_over:
-                continue
             record = self._journal.run(summary.run)
+            if record.state.is_over:
+                self._workspace.tidy(record)  # in case the last daemon died before it did
+                continue
+            if record.cancel is not None:
+                self._cancel(read_cancel(record.cancel.payload), record.cancel)  # it was checked when it came
+                continue
             # Received, but not begun: the last daemon died between its receipt and its first step.
             if record.state == RunState.RUNNING or (record.state != RunState.FAILED and record.has_received):
                 logger.info("goes on after a restart", extra={"run": summary.run})
@@ -151,8 +166,8 @@ class Executor:
         self._advance(plan.run)
 
     def _prepared(self, run: RunId) -> None:
-        record = self._journal.run(run)
-        if record.state == RunState.PREPARED:
+        record = self._journal.find_run(run)
+        if record is not None and record.state == RunState.PREPARED:
             self._absences.watch(record)
             for step in record.slice.steps:
                 if not step.needs:
@@ -190,34 +205,16 @@ class Executor:
         elif record.state == RunState.PREPARED and told.state in _BEGUN:
             self._go_on(record)
         elif record.state == RunState.RUNNING:
-            self._take_word(record, site, told)
+            repeat_lost(self._journal, record, site, told)
+            for edge in record.slice.edges_in:
+                if edge.sender == site and edge.id in told.near:
+                    self._steps.warm_up(record, record.slice.step(edge.target))
             self._advance(run)
-
-    def _take_word(self, record: RunRecord, site: SiteName, told: NeighbourState) -> None:
-        """What a neighbour has, has passed on, or will not use, of the edges between the two."""
-        run, edges = record.slice.run, record.edges
-        ours = [edge for edge in record.slice.edges_out if edge.receiver == site]
-        theirs = [edge for edge in record.slice.edges_in if edge.sender == site]
-        for edge in ours:
-            state = edges[edge.id].state
-            if edge.id in told.settled and (state == EdgeState.DONE or (state == EdgeState.CLOSED and edge.skips)):
-                self._journal.set_edges(run, [edge.id], EdgeState.SETTLED)
-            elif edge.id in told.closed and state in (EdgeState.WAITING, EdgeState.MOVING):
-                self._journal.set_edges(run, [edge.id], EdgeState.CLOSED)
-            elif state == EdgeState.DONE and edge.id not in told.received + told.closed and not told.state.is_over:
-                logger.warning("%s has lost what it acknowledged; handing it over again", site, extra={"run": run})
-                self._journal.set_edges(run, [edge.id], EdgeState.MOVING)
-        closed = [e.id for e in theirs if e.id in told.closed and edges[e.id].state != EdgeState.DONE]
-        if any(edges[edge].state != EdgeState.CLOSED for edge in closed):
-            self._journal.set_edges(run, closed, EdgeState.CLOSED)
-        for edge in theirs:
-            if edge.id in told.near:
-                self._steps.warm_up(record, record.slice.step(edge.target))
 
     def _passed_on(self, run: RunId, site: SiteName, signed: Signed) -> bool:
         """An operator's cancel by way of a neighbour; whether it ended the run."""
         try:
-            cancel = self._read_cancel(signed)
+            cancel = self._home.read_cancel(signed)
         except FedelmyError as error:
             logger.warning("a cancel that %s passed on is not accepted: %s", site, error, extra={"run": run})
             return False
@@ -245,29 +242,28 @@ class Executor:
             return
         self._halt(run)
         self._lookout.drop(run)
-        for step, known in record.steps.items():
-            if known.state not in (StepState.DONE, StepState.SKIPPED):
-                self._journal.set_step(run, step, StepState.CANCELLED)
-        self._journal.set_run(run, state, code=code, message=message)
+        self._journal.end_run(run, state, code=code, message=message)
         self._tidy(run)
         self._steps.feed()
 
     def _fail_run(self, run: RunId, error: FedelmyError) -> None:
         """Nothing more can be done here without a person; the other sites keep what they have."""
-        if error.code == "E-RUN-ABORTED":
-            self._abort(run, error.message)
-        elif error.code == "E-RUN-CANCELLED":
-            self._end(self._journal.run(run), RunState.CANCELLED, code=error.code, message=error.message)
-        else:
-            self._halt(run)
-            self._journal.set_run(run, RunState.FAILED, code=error.code, message=error.message)
-            self._steps.feed()
+        self._halt(run)
+        self._journal.set_run(run, RunState.FAILED, code=error.code, message=error.message)
+        self._steps.feed()
 
     def _refused(self, run: RunId, edge: Edge, error: FedelmyError) -> None:
-        """A hand-over can never work. If our own bundle is damaged, its step is to be computed again."""
-        source = self._journal.run(run).slice.step(edge.source)
-        if error.code == "E-STORE-DAMAGED" and source.kind == StepKind.TRAIN:
-            self._journal.set_step(run, source.id, StepState.FAILED, code=error.code, message=error.message)
+        """A hand-over can never work. If our own bundle is damaged, it has to be made or received again."""
+        if error.code == "E-STORE-DAMAGED":
+            record = self._journal.run(run)
+            step = record.slice.step(edge.source)
+            while step.kind == StepKind.DELIVER and (source := record.source(step.id, step.needs[0])) is not None:
+                step = record.slice.step(source)
+            if step.kind == StepKind.TRAIN:
+                self._journal.set_step(run, step.id, StepState.FAILED, code=error.code, message=error.message)
+            elif (way := record.way(step.id, step.needs[0])) is not None:
+                self._journal.set_edges(run, [way.id], EdgeState.WAITING)
+                self._journal.set_step(run, step.id, StepState.FAILED, code=error.code, message=error.message)
         self._fail_run(run, error)
 
     def _halt(self, run: RunId) -> None:
@@ -277,22 +273,27 @@ class Executor:
 
     def _tidy(self, run: RunId) -> None:
         """What a run that is over leaves on the disk is bounded: its result, and only of the newest runs."""
+        self._home.run_ended(run)
         self._workspace.tidy(self._journal.run(run))
-        over = [known.run for known in self._journal.runs() if known.state.is_over]
+        over = [known.run for known in self._journal.runs() if known.state.is_over or known.state == RunState.EXPIRED]
         for old in over[self._keep_runs :]:
             logger.info("is forgotten: %d newer runs are over", self._keep_runs, extra={"run": old})
             self._prune(old)
 
     def _prune(self, run: RunId) -> None:
+        state = self._journal.run(run).state
+        if not state.is_final:
+            raise RunError("E-RUN-UNFINISHED", f"run {run} is {state}", hint="Have the operator cancel it first.")
         self._halt(run)
         self._lookout.drop(run)
         self._journal.remove_run(run)
+        self._home.run_ended(run)
         self._workspace.remove(run)
 
     def _ring(self) -> None:
         """A deadline has passed: an expiry, somebody's patience, or a rest."""
         for known in self._journal.runs(RunState.PREPARED):
-            if self._expires_at(known) <= time.time():
+            if known.changed_at + self._prepare_seconds <= time.time():
                 self._halt(known.run)
                 self._lookout.drop(known.run)
                 self._journal.set_run(known.run, RunState.EXPIRED, code="E-RUN-EXPIRED", message="it was never started")
@@ -301,12 +302,11 @@ class Executor:
 
     def _seconds_to_alarm(self) -> float | None:
         """By the wall clock for expiries, which outlive a restart; patience and rests do not depend on it."""
-        expiries = [self._expires_at(known) - time.time() for known in self._journal.runs(RunState.PREPARED)]
+        expiries = [
+            known.changed_at + self._prepare_seconds - time.time() for known in self._journal.runs(RunState.PREPARED)
+        ]
         due = expiries + self._steps.seconds_to_rested() + self._absences.seconds_to_due()
-        return min(max(0.0, min(due)) + 0.05, _LONGEST_SLEEP_SECONDS) if due else None
-
-    def _expires_at(self, known: RunSummary) -> float:
-        return known.changed_at + self._prepare_seconds
+        return min(*due, _LONGEST_SLEEP_SECONDS) if due else None
 
     # --- the graph ----------------------------------------------------------------------------------------
 
@@ -314,7 +314,8 @@ class Executor:
         """Do whatever the journal allows: queue steps, hand outputs over, go around the dead, end the run."""
         record = self._journal.run(run)
         while record.state == RunState.RUNNING:
-            self._leave_out(record)
+            take_words(self._journal, record, self._lookout.words(run))
+            self._leave_out(self._journal.run(run))
             self._steps.queue(run)
             record = self._journal.run(run)
             for edge in to_send(record):
@@ -340,11 +341,9 @@ class Executor:
         """Steps that the others went on without are not done any more."""
         run = record.slice.run
         while steps := useless(record, self._absences.given_up(record)):
-            for step in steps:
-                self._steps.leave_out(run, step)
+            self._steps.stop(run, steps)
             into = [edge.id for edge in record.slice.edges_in if edge.target in steps]
-            open_edges = [edge for edge in into if record.edges[edge].state != EdgeState.DONE]
-            self._journal.set_edges(run, open_edges, EdgeState.CLOSED)
+            self._journal.leave_out(run, steps, into, "the others went on without it")
             record = self._journal.run(run)
 
     def _go_around(self, record: RunRecord) -> bool:
@@ -355,7 +354,7 @@ class Executor:
             self._abort(run, fatal)
             return False
         taken, given_up = False, self._absences.given_up(record)
-        for way in ways_around(record, given_up):
+        for way in ways_around(record, given_up, self._absences.silent(record)):
             origin, reason = self._absences.reason(record, way.skips)
             if isinstance(way, Shortcut):
                 rivals = [rival.id for rival in record.slice.ways_to(way.target, way.need) if rival.id != way.id]

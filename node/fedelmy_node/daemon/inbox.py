@@ -15,7 +15,7 @@ from fedelmy_node.bundles.header import MAX_HEADER_BYTES
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.size import tensor_bytes
 from fedelmy_node.daemon.arrival import Arrival, partial_path
-from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
@@ -44,17 +44,18 @@ class Inbox:
 
     def begin(self, sender: SiteName, offer: Offer) -> int | Receipt:
         """From which block to send, or the receipt if the bundle is here already."""
-        with self._lock_of(offer.run, offer.edge):
-            record = self._journal.find_run(offer.run)
-            if record is None:
-                raise RunError("E-RUN-UNKNOWN", f"this site has not accepted a run {offer.run!r}")
-            edge = _edge(record, offer.edge, sender)
+        known = self._journal.find_run(offer.run)
+        if known is None:
+            raise RunError("E-RUN-UNKNOWN", f"this site has not accepted a run {offer.run!r}")
+        edge = _edge(known, offer.edge, sender)
+        with self._lock_of(offer.run, edge.id):
+            record = self._journal.run(offer.run)
             have = record.edges[edge.id]
             if have.state == EdgeState.DONE:
                 if have.sha256 != offer.sha256:
                     raise TransferError("E-TRANSFER-CONFLICT", f"another bundle was received on {edge.id} before")
                 return Receipt(edge=edge.id, sha256=have.sha256, size=have.size)
-            if have.state == EdgeState.CLOSED:
+            if have.state == EdgeState.CLOSED or record.steps[edge.target].state == StepState.SKIPPED:
                 raise _unneeded(record, edge)
             self._check(record, offer)
             arrival = self._take_over(edge, offer, record.prepared.manifest)
@@ -97,7 +98,12 @@ class Inbox:
         plan = self._journal.run(run).slice
         data = {"peer": edge.sender, "bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries}
         rivals = [way.id for way in plan.ways_to(edge.target, edge.need) if way.id != edge.id]
-        if not self._journal.meet_need(run, edge, rivals, offer.origin, data):
+        try:
+            won = self._journal.meet_need(run, edge, rivals, offer.origin, data)
+        except RunError:
+            arrival.target.unlink()
+            raise
+        if not won:
             arrival.target.unlink()
             raise _unneeded(self._journal.run(run), edge)
         self._received(run)
@@ -109,6 +115,15 @@ class Inbox:
         with self._lock_of(*key):
             if arrival.gone and self._arrivals.get(key) is arrival:
                 del self._arrivals[key]
+
+    def forget(self, run: RunId) -> None:
+        """A run is over: what was arriving for it is not wanted any more."""
+        with self._lock:
+            for key in [key for key in self._locks if key[0] == run]:
+                del self._locks[key]
+            arrivals = [self._arrivals.pop(key) for key in [key for key in self._arrivals if key[0] == run]]
+        for arrival in arrivals:
+            arrival.close()
 
     def close(self) -> None:
         """No transfer goes on; what came is on the disk."""

@@ -65,14 +65,14 @@ class Lookout:
         self._changed = changed
         self._watches: dict[Key, _Watch] = {}
         self._sightings: dict[Key, Sighting] = {}
+        self._words: dict[Key, NeighbourState] = {}
         self._callers: Counter[Key] = Counter()
 
     def watch(self, plan: Slice, sites: Iterable[SiteName]) -> None:
         """Keep an eye on exactly these neighbours of a run."""
         wanted = set(sites)
         for key in [key for key in self._watches if key[0] == plan.run and key[1] not in wanted]:
-            self._watches.pop(key).stop()
-            del self._sightings[key]
+            self._forget(key)
         for site in sorted(wanted):
             key = plan.run, site
             if key not in self._watches:
@@ -83,12 +83,15 @@ class Lookout:
 
     def drop(self, run: RunId) -> None:
         for key in [key for key in self._watches if key[0] == run]:
-            self._watches.pop(key).stop()
-            del self._sightings[key]
+            self._forget(key)
 
     def close(self) -> None:
         for watch in self._watches.values():
             watch.stop()
+
+    def words(self, run: RunId) -> dict[SiteName, NeighbourState]:
+        """What every neighbour that is watched has told last."""
+        return {site: word for (known, site), word in self._words.items() if known == run}
 
     def sighting(self, run: RunId, site: SiteName) -> Sighting | None:
         """None for a neighbour that is not looked for."""
@@ -108,6 +111,11 @@ class Lookout:
                 self._watches[key].hurry()
             self._see(key, None)
 
+    def _forget(self, key: Key) -> None:
+        self._watches.pop(key).stop()
+        del self._sightings[key]
+        self._words.pop(key, None)
+
     def _saw(self, key: Key, watch: _Watch, seen: NeighbourState | FedelmyError | None) -> None:
         """On the watch's thread."""
         self._post(partial(self._take, key, watch, seen))
@@ -117,6 +125,7 @@ class Lookout:
             return
         if isinstance(seen, NeighbourState):
             watch.stands = True
+            self._words[key] = seen
             self._see(key, None)
             if self._watches.get(key) is watch:
                 self._heard(*key, seen)

@@ -96,8 +96,11 @@ class Loop:
                         answer.set_exception(_gone())
 
     def _next(self) -> Callable[[], None] | None:
+        seconds = self._alarm()
+        if seconds is not None and seconds <= 0:
+            return self._ring  # however much is posted meanwhile
         try:
-            return self._posted.get(timeout=self._alarm())
+            return self._posted.get(timeout=seconds)
         except queue.Empty:
             return self._ring
 

@@ -68,6 +68,9 @@ class Node:
         self.ready = threading.Event()
         """Set as soon as the node answers."""
         self._stopping = threading.Event()
+        self._guard = threading.Lock()
+        self._told: dict[tuple[RunId, SiteName], StateStream[NeighbourState]] = {}
+        """The newest stream of each neighbour in each run: one is enough."""
         self._fault: Exception | None = None
         # A running daemon is named first, then a port in use; only then is anything written.
         StateLock.refuse_if_held(self._layout)
@@ -78,7 +81,7 @@ class Node:
         self._journal = Journal(self._layout.journal, self.site)
         self._peers = Peers(config, self.site, self._identity)
         self._workspace = Workspace(config, self._layout)
-        self._executor = Executor(config, self._workspace, self._journal, self._peers, self._read_cancel, self._faulted)
+        self._executor = Executor(config, self._workspace, self._journal, self._peers, self)
         self._inbox = Inbox(self._journal, self._layout, self._executor.received)
         self._preparation = Preparation(config, self._layout, self.site, self._workspace, self._journal, self._peers)
 
@@ -121,7 +124,15 @@ class Node:
         if path is not None and not path.exists():
             logger.warning("%s does not exist: every run will be refused (E-DATA-MISSING)", path)
 
-    def _faulted(self, error: Exception) -> None:
+    def run_ended(self, run: RunId) -> None:
+        """The executor says that a run is over here, or forgotten."""
+        self._inbox.forget(run)
+        with self._guard:
+            for key in [key for key in self._told if key[0] == run]:
+                del self._told[key]
+
+    def faulted(self, error: Exception) -> None:
+        """The executor says that it has ended."""
         self._fault = error
         self._endpoint.not_serving()
         self.stop()
@@ -159,9 +170,9 @@ class Node:
         return self._journal.follow(run, after)
 
     def cancel(self, signed: Signed) -> RunState:
-        return self._executor.cancel(self._read_cancel(signed), signed)
+        return self._executor.cancel(self.read_cancel(signed), signed)
 
-    def _read_cancel(self, signed: Signed) -> Cancel:
+    def read_cancel(self, signed: Signed) -> Cancel:
         """What an operator whom this site listens to has signed."""
         operator = check_operator(signed, self._identity, Purpose.CANCEL)
         if operator is not None:
@@ -213,8 +224,16 @@ class Node:
             record = self._journal.run(run)
             return record.state, state_for(record, asker, self._executor.near(run))
 
+        def ended() -> None:
+            self._executor.called(run, asker, stands=False)
+
         self._executor.called(run, asker, stands=True)
-        return StateStream(self._journal, look, lambda: self._executor.called(run, asker, stands=False))
+        stream = StateStream(self._journal, look, ended)
+        with self._guard:
+            older, self._told[run, asker] = self._told.get((run, asker)), stream
+        if older is not None:
+            older.close()  # it called again: nobody listens to the older one
+        return stream
 
     # --- how bundles come in ------------------------------------------------------------------------------
 
@@ -264,27 +283,22 @@ class Node:
 
     def prune(self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]:
         """Forget these runs, or all that are over and have not changed for so long."""
-        known = {summary.run: summary for summary in self._journal.runs()}
-        chosen = [self._over(run) for run in runs] if runs else [
+        chosen = [self._journal.run(run).summary for run in runs] if runs else [
             summary
-            for summary in known.values()
+            for summary in self._journal.runs()
             if summary.state.is_over and time.time() - summary.changed_at >= older_seconds
         ]  # fmt: skip
+        for summary in chosen:
+            if not summary.state.is_final:
+                hint = "Have the operator cancel it first."
+                raise RunError("E-RUN-UNFINISHED", f"run {summary.run} is {summary.state}", hint=hint)
         pruned = tuple(
             PrunedRun(run=summary.run, state=summary.state, size=self._workspace.size(summary.run))
             for summary in chosen
         )
-        for summary in pruned if not dry_run else ():
-            self._executor.prune(summary.run)
+        for run in () if dry_run else (each.run for each in pruned):
+            self._executor.prune(run)
         return pruned
-
-    def _over(self, run: RunId) -> RunSummary:
-        record = self._journal.run(run)
-        if not record.state.is_final:
-            raise RunError(
-                "E-RUN-UNFINISHED", f"run {run} is {record.state}", hint="Have the operator cancel it first."
-            )
-        return next(summary for summary in self._journal.runs() if summary.run == run)
 
 
 def _origin(record: RunRecord) -> Origin:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from fedelmy_node.daemon.device import Assignment, Device
@@ -28,7 +28,8 @@ _ATTEMPTS: Final = 3
 _NEAR_SECONDS: Final = 30.0
 """A neighbour whose input comes within this time is told, and starts its trainer."""
 _REST_SECONDS: Final = 30.0
-"""Before a step that found no room on the disk is tried again."""
+"""Before a step that found no room on the disk is tried again; twice as long each time."""
+_LONGEST_REST_SECONDS: Final = 600.0
 
 
 class Steps:
@@ -50,6 +51,7 @@ class Steps:
         self._near: frozenset[tuple[RunId, EdgeId]] = frozenset()
         self._resting: dict[tuple[RunId, StepId], float] = {}
         self._crashes: Counter[tuple[RunId, StepId]] = Counter()
+        self._rests: Counter[tuple[RunId, StepId]] = Counter()
 
     def near(self, run: RunId) -> frozenset[EdgeId]:
         """The edges of a run whose hand-over comes within seconds; may be asked from any thread."""
@@ -91,11 +93,13 @@ class Steps:
         self.device.drop(run)
         self._near = frozenset(key for key in self._near if key[0] != run)
         self._resting = {key: due for key, due in self._resting.items() if key[0] != run}
+        self._crashes = Counter({key: count for key, count in self._crashes.items() if key[0] != run})
+        self._rests = Counter({key: count for key, count in self._rests.items() if key[0] != run})
 
-    def leave_out(self, run: RunId, step: StepId) -> None:
-        """The others went on without this step."""
-        self.device.drop(run, step)
-        self._journal.set_step(run, step, StepState.SKIPPED, message="the others went on without it")
+    def stop(self, run: RunId, steps: Iterable[StepId]) -> None:
+        """Stop whatever is under way for these steps."""
+        for step in steps:
+            self.device.drop(run, step)
 
     def rested(self) -> set[RunId]:
         """The runs with a step that has just rested long enough."""
@@ -140,9 +144,12 @@ class Steps:
             self._journal.set_step(run, step.id, StepState.FAILED, code=error.code, message=error.message)
             self._failed(run, error)
             return
-        then = f"tried again in {_REST_SECONDS:g} s" if no_room else f"attempt {crashes} of {_ATTEMPTS}"
+        then = f"attempt {crashes} of {_ATTEMPTS}"
         if no_room:
-            self._resting[assignment.key] = time.monotonic() + _REST_SECONDS
+            rest = min(_REST_SECONDS * 2 ** self._rests[assignment.key], _LONGEST_REST_SECONDS)
+            self._rests[assignment.key] += 1
+            self._resting[assignment.key] = time.monotonic() + rest
+            then = f"tried again in {rest:g} s"
         note = {"code": error.code, "message": f"{error.message}; {then}"}
         self._journal.record(run, step.id, EventKind.WARNING, note)
         self._journal.set_step(run, step.id, StepState.WAITING)

@@ -18,9 +18,12 @@ from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind, in_o
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.store.records import EdgeState, RunRecord
 
-__all__ = ["to_watch", "to_send", "ways_around", "dead_ends", "useless", "is_complete", "edges_after", "state_for"]
+__all__ = [
+    "to_watch", "to_send", "ways_around", "dead_ends", "useless", "is_complete", "edges_after",
+    "state_for",
+]  # fmt: skip
 
-_ENDED: Final = (StepState.DONE, StepState.SKIPPED, StepState.CANCELLED)
+_ENDED: Final = (StepState.DONE, StepState.SKIPPED)
 
 
 def to_watch(record: RunRecord, absent: AbstractSet[SiteName]) -> set[SiteName]:
@@ -48,8 +51,14 @@ def to_send(record: RunRecord) -> list[Edge]:
     ]
 
 
-def ways_around(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[Edge | Shortcut]:
-    """The ways that can be taken now because every site that they lead around was given up."""
+def ways_around(
+    record: RunRecord, given_up: AbstractSet[SiteName], silent: AbstractSet[SiteName]
+) -> list[Edge | Shortcut]:
+    """The ways that can be taken now because every site that they lead around was given up.
+
+    A shortcut asks for more, that all of them are silent: a site that answers, but knows nothing of the run, may have
+    finished and forgotten it, and then nobody is to begin anew.
+    """
     found: list[Edge | Shortcut] = [
         edge
         for edge in record.slice.edges_out
@@ -60,7 +69,7 @@ def ways_around(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[Edge
         and not record.is_over(edge.source)
     ]
     for way in _open_inputs(record):
-        ready = isinstance(way, Shortcut) and _sites(way) <= given_up
+        ready = isinstance(way, Shortcut) and _sites(way) <= silent
         if ready and (way.source is None or record.steps[way.source].state == StepState.DONE):
             found.append(way)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from fedelmy_node.config.site import SiteConfig
@@ -15,6 +16,8 @@ from fedelmy_node.store.records import RunRecord
 from fedelmy_node.training.job import DataSpec, Job
 
 __all__ = ["Workspace"]
+
+logger = logging.getLogger(__name__)
 
 
 class Workspace:
@@ -53,14 +56,14 @@ class Workspace:
     def tidy(self, record: RunRecord) -> None:
         """What a run that is over leaves: its result, or what was trained if it has none; logs, and a kept pool."""
         plan, found = record.slice, self.result(record)
-        kept = {found[1]} if found else {self._layout.output(plan.run, step.id) for step in plan.steps}
-        for path in self._layout.run(plan.run).glob("inputs/*"):
-            if path not in kept:
+        outputs = {self._layout.output(plan.run, step.id) for step in plan.steps}
+        kept = {found[1]} if found else outputs
+        for path in {*self._layout.run(plan.run).glob("inputs/*"), *outputs} - kept:
+            try:
                 path.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("%s is of no use any more and cannot be removed: %s", path, error.strerror)
         for step in plan.steps:
-            output = self._layout.output(plan.run, step.id)
-            if output not in kept:
-                output.unlink(missing_ok=True)
             self.forget_checkpoints(plan.run, step.id)
 
     def remove(self, run: RunId) -> None:

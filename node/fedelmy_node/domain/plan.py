@@ -143,6 +143,16 @@ class Slice:
             met = way.target in own and way.need in self.step(way.target).needs and way.need not in own
             _expect(met, f"{way.id} meets no need of this site")
             _expect(not way.skips or way.skips[0] == way.need, f"{way.id} does not lead around its need")
+        for way in self.edges_in + self.edges_out + self.shortcuts:
+            for name in (way.target, way.need, *way.skips, *((way.source,) if way.source else ())):
+                step_id(name)
+        for edge in self.edges_in + self.edges_out:
+            ends = site_of(edge.source), site_of(edge.target)
+            _expect(ends == (edge.sender, edge.receiver), f"{edge.id} is not between {edge.sender} and {edge.receiver}")
+        for shortcut in self.shortcuts:
+            begins = self.step(shortcut.target).kind == StepKind.TRAIN
+            _expect(bool(shortcut.source) or begins, f"{shortcut.target} cannot begin without an input")
+            _expect(bool(shortcut.skips), f"{shortcut.id} leads around nothing")
         for way in self.edges_out + self.shortcuts:
             _expect(way.source is None or way.source in own, f"{way.id} does not begin here")
         for edge in self.edges_in + self.edges_out:

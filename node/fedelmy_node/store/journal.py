@@ -7,7 +7,6 @@ and logs. A change and its event are one transaction.
 from __future__ import annotations
 
 import json
-import logging
 import sqlite3
 import threading
 import time
@@ -19,7 +18,6 @@ from typing import Any, Final
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
-from fedelmy_node.domain.narration import narrate
 from fedelmy_node.domain.plan import Edge, Shortcut
 from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.domain.transfer import Origin
@@ -27,14 +25,15 @@ from fedelmy_node.errors import RunError, StoreError
 from fedelmy_node.store.records import EdgeRecord, EdgeState, Prepared, RunRecord, StepRecord
 from fedelmy_node.store.schema import migrate
 from fedelmy_node.store.streams import EventStream, Stream
+from fedelmy_node.store.telling import tell
 
 __all__ = ["Journal"]
 
-logger = logging.getLogger(__name__)
-
 _KEPT_PROGRESS: Final = 5000
 """Of a run's events that only tell how far it is, the newest so many stay."""
-_PROGRESS: Final = (EventKind.EPOCH, EventKind.SENDING, EventKind.RETRY)
+_PROGRESS: Final = (
+    EventKind.EPOCH, EventKind.SENDING, EventKind.RETRY, EventKind.WARNING, EventKind.UNREACHABLE, EventKind.REACHABLE,
+)  # fmt: skip
 
 
 class Journal:
@@ -78,6 +77,9 @@ class Journal:
         """A plan was accepted: the run, its steps and its edges now exist, and none has begun."""
         plan = prepared.slice
         with self._change():
+            known = self._db.execute("SELECT state FROM runs WHERE run = ?", (plan.run,)).fetchone()
+            if known is not None and known["state"] not in (RunState.EXPIRED, RunState.CANCELLED):
+                raise RunError("E-RUN-CONFLICT", f"run {plan.run} has come to life meanwhile; ask again")
             self._prepared.pop(plan.run, None)
             self._db.execute("DELETE FROM steps WHERE run = ?", (plan.run,))
             self._db.execute("DELETE FROM edges WHERE run = ?", (plan.run,))
@@ -156,11 +158,23 @@ class Journal:
 
     def set_run(self, run: RunId, state: RunState, *, code: str = "", message: str = "") -> None:
         with self._change():
-            self._db.execute(
-                "UPDATE runs SET state = ?, code = ?, message = ?, changed_at = ? WHERE run = ?",
-                (state.value, code, message, time.time(), run),
-            )
-            self._event(run, None, EventKind.RUN, _present(state=state, code=code, message=message))
+            self._set_run(run, state, code, message)
+
+    def end_run(self, run: RunId, state: RunState, *, code: str = "", message: str = "") -> None:
+        """The run is over here, and so is every step of it that was not done or left out."""
+        unfinished = "run = ? AND state NOT IN ('done', 'skipped')"
+        with self._change():
+            for row in self._db.execute(f"SELECT step FROM steps WHERE {unfinished}", (run,)).fetchall():  # noqa: S608
+                self._event(run, row["step"], EventKind.STEP, {"state": StepState.CANCELLED})
+            self._db.execute(f"UPDATE steps SET state = 'cancelled' WHERE {unfinished}", (run,))  # noqa: S608
+            self._set_run(run, state, code, message)
+
+    def _set_run(self, run: RunId, state: RunState, code: str, message: str) -> None:
+        self._db.execute(
+            "UPDATE runs SET state = ?, code = ?, message = ?, changed_at = ? WHERE run = ?",
+            (state.value, code, message, time.time(), run),
+        )
+        self._event(run, None, EventKind.RUN, _present(state=state, code=code, message=message))
 
     def keep_cancel(self, run: RunId, cancel: Signed) -> None:
         """Keep the operator's word, so that neighbours can be told whenever they ask."""
@@ -190,6 +204,14 @@ class Journal:
                 (state.value, now, run, step),
             )
             self._event(run, step, EventKind.STEP, _present(state=state, code=code, message=message))
+
+    def leave_out(self, run: RunId, steps: Iterable[StepId], edges: Iterable[EdgeId], why: str) -> None:
+        """The others went on without these steps, so nothing has to come to them any more."""
+        with self._change():
+            for step in steps:
+                self._db.execute("UPDATE steps SET state = 'skipped' WHERE run = ? AND step = ?", (run, step))
+                self._event(run, step, EventKind.STEP, {"state": StepState.SKIPPED, "message": why})
+            self._set_edges(run, edges, EdgeState.CLOSED)
 
     def finish_step(self, run: RunId, step: StepId, sha256: str, size: int, result: Mapping[str, Any]) -> None:
         """A step is done: its bundle (if it has one) is on disk under its final name."""
@@ -222,10 +244,8 @@ class Journal:
         """A bundle was received at the other end: `data` has its sha256 and bytes. The same again changes nothing."""
         with self._change():
             known = self._edge(run, edge)
-            state = EdgeState(known["state"])
-            if state != EdgeState.SETTLED:
-                state = EdgeState.SETTLED if settled else EdgeState.DONE
-                self._met(run, edge, state, data, known["origin"])
+            settled = settled or known["state"] == EdgeState.SETTLED
+            self._met(run, edge, EdgeState.SETTLED if settled else EdgeState.DONE, data, known["origin"])
             if not known["sha256"]:  # one that was repeated, because the receiver had lost it, is no news
                 self._event(run, step, EventKind.SENT, {"edge": edge, **data})
 
@@ -245,7 +265,11 @@ class Journal:
         return True
 
     def _edge(self, run: RunId, edge: EdgeId) -> sqlite3.Row:
-        row: sqlite3.Row = self._db.execute("SELECT * FROM edges WHERE run = ? AND edge = ?", (run, edge)).fetchone()
+        row: sqlite3.Row | None = self._db.execute(
+            "SELECT * FROM edges WHERE run = ? AND edge = ?", (run, edge)
+        ).fetchone()
+        if row is None:
+            raise RunError("E-RUN-UNKNOWN", f"site {self._site} has forgotten run {run!r}")
         return row
 
     def _met(self, run: RunId, edge: EdgeId, state: EdgeState, data: Mapping[str, Any], origin: bytes) -> None:
@@ -261,7 +285,9 @@ class Journal:
 
     def _set_edges(self, run: RunId, edges: Iterable[EdgeId], state: EdgeState) -> None:
         rows = [(state.value, run, edge) for edge in edges]
-        self._db.executemany("UPDATE edges SET state = ? WHERE run = ? AND edge = ?", rows)
+        # A bundle may have been acknowledged a moment ago, on another thread.
+        unless = " AND state NOT IN ('done', 'settled')" if state == EdgeState.CLOSED else ""
+        self._db.executemany(f"UPDATE edges SET state = ? WHERE run = ? AND edge = ?{unless}", rows)  # noqa: S608
 
     # --- events -----------------------------------------------------------------------------------------
 
@@ -328,7 +354,7 @@ class Journal:
             self.wake()
             told, self._changes = self._changes, []
         for event in told:
-            _log(event)
+            tell(event)
 
     def _event(self, run: RunId, step: StepId | None, kind: EventKind, data: Mapping[str, Any]) -> None:
         now, text = time.time(), canonical_json(data)
@@ -363,19 +389,6 @@ def _cannot_commit(error: sqlite3.Error) -> StoreError:
     text = str(error)
     code = "E-STORE-DISK" if "full" in text else "E-STORE-UNWRITABLE" if "readonly" in text else "E-STORE-DAMAGED"
     return StoreError(code, f"the journal cannot be written: {error}")
-
-
-def _log(event: Event) -> None:
-    """The journal is what happened; the log tells it to people."""
-    try:
-        line = narrate(event)
-    except (KeyError, TypeError, ValueError) as error:  # what is committed must be acted upon, told well or not
-        line = f"{event.kind} (untold: {error!r})"
-    if line is not None:
-        trouble = (EventKind.RETRY, EventKind.WARNING, EventKind.UNREACHABLE, EventKind.AROUND)
-        troubled = event.kind in trouble or event.data.get("code")
-        level = logging.WARNING if troubled else logging.INFO
-        logger.log(level, "%s", line, extra={"run": event.run, "step": event.step or ""})
 
 
 def _present(**data: Any) -> dict[str, Any]:

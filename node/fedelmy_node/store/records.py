@@ -15,7 +15,7 @@ from fedelmy_node.config.decode import decode
 from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import EdgeId, StepId
 from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind, in_order
-from fedelmy_node.domain.reports import Signed
+from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.domain.transfer import Origin
 from fedelmy_node.errors import ConfigError, PeerError, RunError
 
@@ -132,6 +132,11 @@ class RunRecord:
         return self.prepared.slice
 
     @property
+    def summary(self) -> RunSummary:
+        plan = self.slice
+        return RunSummary(run=plan.run, state=self.state, federation=plan.federation, changed_at=self.changed_at)
+
+    @property
     def has_received(self) -> bool:
         """Whether any bundle came in: then the run has begun somewhere."""
         return any(self.edges[edge.id].state == EdgeState.DONE for edge in self.slice.edges_in)
@@ -191,10 +196,16 @@ class RunRecord:
             return True
         return all(
             self.edges[edge.id].state in (EdgeState.CLOSED, EdgeState.SETTLED)
-            or any(self.edges[way.id].state == _settling(way) for way in self._around(edge))
+            or any(self._relieves(way) for way in self._around(edge))
             for edge in self.slice.edges_out
             if edge.source == step and not edge.skips
         )
+
+    def _relieves(self, way: Edge | Shortcut) -> bool:
+        """Whether a way around has relieved this site; where it would end here, any answer to the need does."""
+        if isinstance(way, Edge):
+            return self.edges[way.id].state == EdgeState.SETTLED
+        return self.way(way.target, way.need) is not None
 
     def is_superseded(self, edge: Edge) -> bool:
         """Whether the receiver of an edge from this site was skipped for good: the need behind it was met."""
@@ -210,11 +221,6 @@ class RunRecord:
         """The ways from the same step that lead around the receiver of an edge."""
         ways = self.slice.edges_out + self.slice.shortcuts
         return [way for way in ways if way.source == edge.source and edge.target in way.skips]
-
-
-def _settling(way: Edge | Shortcut) -> EdgeState:
-    """The state in which a way relieves its site: what is met by a shortcut is this site's own affair."""
-    return EdgeState.SETTLED if isinstance(way, Edge) else EdgeState.DONE
 
 
 def read_slice(payload: bytes) -> Slice:

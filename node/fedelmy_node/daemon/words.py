@@ -1,0 +1,54 @@
+"""What neighbours have told, taken into the journal.
+
+A word is a state, not a message: the last one of every neighbour is kept and looked at whenever a run is, so one
+that came too early counts when its time has come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.plan import Edge
+from fedelmy_node.domain.reports import NeighbourState
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.records import EdgeState, RunRecord
+
+__all__ = ["take_words", "after_word", "repeat_lost"]
+
+logger = logging.getLogger(__name__)
+
+
+def take_words(journal: Journal, record: RunRecord, words: Mapping[SiteName, NeighbourState]) -> None:
+    """What neighbours have passed on, and what they will not use or not send."""
+    run, edges = record.slice.run, record.edges
+    for site, told in words.items():
+        for edge in record.slice.edges_out:
+            state = after_word(edge, edges[edge.id].state, told) if edge.receiver == site else None
+            if state is not None:
+                journal.set_edges(run, [edge.id], state)
+        closed = [edge.id for edge in record.slice.edges_in if edge.sender == site and edge.id in told.closed]
+        if any(edges[edge].state not in (EdgeState.DONE, EdgeState.CLOSED) for edge in closed):
+            journal.set_edges(run, closed, EdgeState.CLOSED)
+
+
+def after_word(edge: Edge, state: EdgeState, told: NeighbourState) -> EdgeState | None:
+    """What an edge from this site becomes by its receiver's word; None if it stays as it is."""
+    if edge.id in told.settled and state != EdgeState.SETTLED:
+        elsewhere = state == EdgeState.CLOSED or edge.id in told.closed
+        if state == EdgeState.DONE or (edge.skips and elsewhere) or (told.state.is_over and not elsewhere):
+            return EdgeState.SETTLED
+    if edge.id in told.closed and state in (EdgeState.WAITING, EdgeState.MOVING):
+        return EdgeState.CLOSED
+    return None
+
+
+def repeat_lost(journal: Journal, record: RunRecord, site: SiteName, told: NeighbourState) -> None:
+    """A neighbour that does not have what it acknowledged has lost it: a torn journal, or a new beginning."""
+    run = record.slice.run
+    for edge in record.slice.edges_out:
+        missing = edge.receiver == site and edge.id not in told.received + told.closed and not told.state.is_over
+        if missing and record.edges[edge.id].state == EdgeState.DONE:
+            logger.warning("%s has lost what it acknowledged; handing it over again", site, extra={"run": run})
+            journal.set_edges(run, [edge.id], EdgeState.MOVING)
