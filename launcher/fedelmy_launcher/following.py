@@ -115,9 +115,9 @@ class _Follower:
         return True
 
     def _is_dispensable(self, site: SiteName) -> bool:
-        if self._progress.is_settled_without(site):
+        if self._progress.is_over_without(site):
             return True
-        if not self._progress.is_settled_without(site, even_evaluation=True):
+        if not self._progress.is_over_without(site, even_evaluation=True):
             return False
         if site not in self._noted:
             self._noted.add(site)

@@ -214,7 +214,7 @@ class RunProgress:
     def is_done(self) -> bool:
         return all(site.state == RunState.DONE or site.gone for site in self.sites.values())
 
-    def is_settled_without(self, site: SiteName, *, even_evaluation: bool = False) -> bool:
+    def is_over_without(self, site: SiteName, *, even_evaluation: bool = False) -> bool:
         """Whether nothing is expected of a silent site: its work is in the result or was skipped, as was its delivery.
 
         Whether a site that was handed the result has evaluated it, nobody else knows.

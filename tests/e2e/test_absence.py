@@ -217,12 +217,15 @@ def test_abort(bed: Bed, dead: tuple[str, ...]) -> None:
         assert (report["state"], report["code"]) == ("aborted", "E-RUN-ABORTED")
 
 
-def test_a_cancel_reaches_a_site_that_was_down(bed: Bed) -> None:
+@pytest.mark.parametrize(("victim", "deliver"), [("west", "all"), pytest.param("east", "last", marks=pytest.mark.full)])
+def test_a_cancel_reaches_a_site_that_was_down(bed: Bed, victim: str, deliver: str) -> None:
     write(bed, "wait", epochs=100_000)
-    with launched(bed, "cancelled") as launcher:
+    bed.file.write_text(bed.file.read_text().replace("seed = 3", f'seed = 3\ndeliver = "{deliver}"'))
+    run = f"cancelled-{victim}"
+    with launched(bed, run) as launcher:
         wait_for(launcher, "epoch", "north")
-        bed.sites["west"].kill()
-        done = bed.launch("cancel", "--run", "cancelled", "--json")
-        assert done.code == 6 and done.json["states"]["east"] == "cancelled"
-    restart(bed, "west")
-    assert until_over(bed.sites["west"], "cancelled")["state"] == "cancelled"
+        bed.sites[victim].kill()
+        done = bed.launch("cancel", "--run", run, "--json")
+        assert done.code == 6 and done.json["states"]["south"] == "cancelled"
+    restart(bed, victim)
+    assert until_over(bed.sites[victim], run)["state"] == "cancelled"

@@ -14,7 +14,7 @@ from federations import make_plan
 from fedelmy_launcher.plans import signed_cancel, signed_slices
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.executor import Executor
-from fedelmy_node.daemon.preparation import Cancel, read_cancel
+from fedelmy_node.daemon.preparation import Cancel, decode_cancel
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id
@@ -24,7 +24,7 @@ from fedelmy_node.domain.transfer import Parcel, Receipt
 from fedelmy_node.errors import IdentityError, PeerError, RunError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import EdgeState, Prepared, read_slice
 
 RUN = run_id("run-1")
 SHA = "ab" * 32
@@ -38,6 +38,8 @@ class Neighbour:
         self.told: NeighbourState | None = None
         self.got: list[str] = []
         self.changed = threading.Condition()
+        self.heard = threading.Event()
+        """Set when the word was taken and the next one is asked for."""
 
     def tell(self, state: NeighbourState | None, *, there: bool = True) -> None:
         with self.changed:
@@ -54,6 +56,7 @@ class Neighbour:
                 last = self.told
             assert last is not None
             yield last
+            self.heard.set()
 
     def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:
         if not self.there:
@@ -104,10 +107,10 @@ class Bench:
         self.executor = Executor(config, Workspace(config, layout), self.journal, self.network, self)  # type: ignore[arg-type]
         self.executor.open()
 
-    def read_cancel(self, signed: Signed) -> Cancel:
+    def verified_cancel(self, signed: Signed) -> Cancel:
         if signed.signature == b"forged":
             raise IdentityError("E-IDENTITY-SIGNATURE", "not an operator's")
-        return read_cancel(signed.payload)
+        return decode_cancel(signed.payload)
 
     def run_ended(self, run: RunId) -> None:
         pass
@@ -169,7 +172,7 @@ def test_a_site_that_is_alone_ends_with_its_own_work(bench: Callable[..., Bench]
 def test_wait_waits_and_says_for_whom(bench: Callable[..., Bench]) -> None:
     made = bench("wait")
     made.wait_for(lambda: made.happened(EventKind.UNREACHABLE))
-    time.sleep(0.5)
+    made.wait_for(lambda: made.executor.absent(RUN)[0].seconds > 0.6)
     assert not made.happened(EventKind.AROUND)
     (absent,) = made.executor.absent(RUN)
     assert (absent.site, absent.on_unreachable) == ("b", "wait") and absent.seconds > 0.3
@@ -201,8 +204,7 @@ def test_setting_the_clock_skips_nobody(
     made, real = bench("skip", patience=1.5), time.time
     made.wait_for(lambda: made.happened(EventKind.UNREACHABLE))
     monkeypatch.setattr(time, "time", lambda: real() + jump)
-    made.executor.absent(RUN)
-    time.sleep(0.5)
+    made.wait_for(lambda: made.executor.absent(RUN)[0].seconds > 0.6)
     assert not made.happened(EventKind.AROUND), "patience does not look at the wall clock"
     made.wait_for(lambda: made.happened(EventKind.AROUND))
 
@@ -214,7 +216,9 @@ def test_a_receiver_that_lost_what_it_acknowledged_is_given_it_again(bench: Call
     made.wait_for(lambda: made.happened(EventKind.SENT))
     b.tell(NeighbourState(state=RunState.PREPARED))
     made.wait_for(lambda: len(b.got) == 2)
-    b.tell(NeighbourState(state=RunState.RUNNING, received=(made.journal.run(RUN).slice.edges_out[0].id,)))
+    edge = made.journal.run(RUN).slice.edges_out[0].id
+    b.tell(NeighbourState(state=RunState.RUNNING, received=(edge,)))
+    made.wait_for(lambda: made.journal.run(RUN).edges[edge].state == EdgeState.DONE)
     assert len(made.happened(EventKind.SENT)) == 1, "no news: it was sent before"
 
 
@@ -226,11 +230,11 @@ def test_an_operators_cancel_travels_by_way_of_neighbours(bench: Callable[..., B
     assert made.journal.run(RUN).cancel == word, "kept for its own neighbours"
 
 
-def test_a_forged_cancel_does_nothing(bench: Callable[..., Bench]) -> None:
+def test_a_forged_cancel_does_nothing(bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
     made = bench("wait", dead=())
     word = Signed(payload=signed_cancel(RUN, "enough", None).payload, signature=b"forged")
     made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING, cancel=word))
-    made.wait_for(lambda: made.network.sites["b"].got)
+    made.wait_for(lambda: "is not accepted" in caplog.text)
     assert made.journal.state(RUN) == RunState.RUNNING
 
 
@@ -267,8 +271,8 @@ def test_a_withdrawal_at_a_neighbour_begins_nothing(tmp_path: Path) -> None:
     try:
         made.network.sites["b"].tell(NeighbourState(state=RunState.CANCELLED))
         made.executor.prepared(RUN)
-        made.executor.absent(RUN)
-        time.sleep(0.3)
+        assert made.network.sites["b"].heard.wait(20)
+        made.executor.absent(RUN)  # what was heard is taken by now
         assert made.journal.state(RUN) == RunState.PREPARED
     finally:
         for site in made.network.sites.values():

@@ -140,8 +140,8 @@ def test_a_site_that_was_left_out_is_named() -> None:
     assert progress.sites[SiteName("south")].skipped
     assert next(iter(site_table(progress, "").columns[1].cells)) != "skipped"
     assert "skipped" in [str(cell) for cell in site_table(progress, "").columns[1].cells]
-    assert progress.is_settled_without(SiteName("south"))
-    assert not progress.is_settled_without(SiteName("north"))
+    assert progress.is_over_without(SiteName("south"))
+    assert not progress.is_over_without(SiteName("north"))
     finish(progress, "north", 2, 9, 10)
     progress.sites[SiteName("south")].gone = True
     progress.take({SiteName("north"): make_report(plan, "north", origin=origin("train.1@north", without=SOUTHS))})

@@ -52,7 +52,7 @@ def test_transfers_skips_and_absences_are_told_in_words() -> None:
     )  # fmt: skip
     text = "\n".join(report_lines(report))
     assert "north -> south" in text and "not used: another way was taken" in text
-    assert "north -> west, around" in text and "west has it and passed on what it made of it" in text
+    assert "north -> west, around" in text and "west has it, and nothing more is expected of this site" in text
     assert "west -> north, around" in text and "received, 70 B (deliver)" in text
     assert "nothing received yet" in text
     assert "cannot reach south for 312 s" in text

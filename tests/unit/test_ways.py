@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedelmy_launcher.plans import compile_plan, signed_slices
-from fedelmy_node.daemon.ways import dead_ends, is_complete, state_for, to_send, to_watch, useless, ways_around
+from fedelmy_node.daemon.ways import dead_ends, is_complete, state_for, to_hear, to_send, to_watch, useless, ways_around
 from fedelmy_node.daemon.words import after_word
 from fedelmy_node.domain.events import EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, run_id, site_of
@@ -169,6 +169,14 @@ def test_whom_to_watch_grows_with_the_absent() -> None:
     assert to_watch(c.record, {SiteName("b")}) == {"a", "b", "d"}
 
 
+def test_whoever_sent_is_heard_to_the_end() -> None:
+    """A cancel must reach the last site, too, though it needs nobody any more."""
+    d = Site("d")
+    assert to_hear(d.record) == set()
+    d.received("train.3@c>train.4@d")
+    assert to_hear(d.record) == {"c"}
+
+
 def test_the_first_way_wins_and_closes_the_others() -> None:
     c = Site("c")
     assert c.received("train.1@a>train.3@c/train.2@b")
@@ -238,7 +246,7 @@ def test_a_result_that_nobody_waits_behind_is_given_up() -> None:
     (edge,) = dead_ends(b.record, {SiteName("a")})
     assert edge.id == "deliver.3@b>deliver.4@a" and edge.ends
     assert not is_complete(b.record)
-    b.journal.skip(b.run, edge, EdgeState.SETTLED, Origin(), {"steps": [edge.target], "code": "", "message": ""})
+    b.journal.skip(b.run, edge, EdgeState.GIVEN_UP, Origin(), {"steps": [edge.target], "code": "", "message": ""})
     assert is_complete(b.record)
     assert state_for(b.record, SiteName("a"), frozenset()).closed == (edge.id,), "a learns of it when it is back"
 

@@ -101,7 +101,8 @@ def _edge_state(edge: EdgeReport, report: RunReport) -> str:
         "waiting": "nothing sent yet" if sends else "nothing received yet",
         "moving": f"handing over to {other}" if sends else f"{other} is handing over",
         "done": f"{other} has it" if sends else "received",
-        "settled": f"{other} has it and passed on what it made of it",
+        "settled": f"{other} has it, and nothing more is expected of this site",
+        "given-up": f"given up: {other} was out of reach",
         "closed": "not used: another way was taken",
     }.get(edge.state, edge.state)
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fedelmy_node.daemon.lookout import Lookout
-from fedelmy_node.daemon.ways import to_watch
+from fedelmy_node.daemon.lookout import Lookout, Sighting
+from fedelmy_node.daemon.ways import to_hear, to_watch
 from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, site_of
 from fedelmy_node.domain.reports import Absent
@@ -30,18 +30,21 @@ class Absences:
         self._lookout = lookout
         self._told: set[tuple[RunId, SiteName]] = set()
         self._due: dict[RunId, float] = {}
+        self._needed: dict[RunId, set[SiteName]] = {}
+        """Of the neighbours that are watched, those whose absence matters."""
 
     def watch(self, record: RunRecord) -> None:
         """Look for everybody whom the run still needs, and note when patience with one of them ends."""
         run, plan = record.slice.run, record.slice
         absent = {site for site, seen in self._lookout.sightings(run).items() if not seen.present}
-        self._lookout.watch(plan, to_watch(record, absent))
+        self._needed[run] = to_watch(record, absent)
+        self._lookout.watch(plan, self._needed[run] | to_hear(record))
         self._due.pop(run, None)
         if record.state == RunState.RUNNING:
             now = time.monotonic()
             ends = [
                 seen.since + plan.neighbour(site).absence.patience_seconds
-                for site, seen in self._lookout.sightings(run).items()
+                for site, seen in self._sightings(run).items()
                 if not seen.present and plan.neighbour(site).absence.on_unreachable != "wait"
             ]
             if later := [end for end in ends if end > now]:
@@ -49,6 +52,7 @@ class Absences:
 
     def forget(self, run: RunId) -> None:
         self._due.pop(run, None)
+        self._needed.pop(run, None)
         self._told = {key for key in self._told if key[0] != run}
 
     def due(self) -> set[RunId]:
@@ -66,8 +70,8 @@ class Absences:
         """Journal that a neighbour came or went; whether it is there."""
         run, key = record.slice.run, (record.slice.run, site)
         seen = self._lookout.sighting(run, site)
-        if seen is None:
-            return False
+        if seen is None or site not in self._needed.get(run, ()):
+            return seen is not None and seen.present
         if seen.present and key in self._told:
             self._told.discard(key)
             self._journal.record(run, None, EventKind.REACHABLE, {"peer": site})
@@ -86,7 +90,7 @@ class Absences:
         return {absent.site for absent in self._over(record) if absent.on_unreachable == "skip"}
 
     def silent(self, record: RunRecord) -> set[SiteName]:
-        """Those of them that do not answer at all."""
+        """The sites to be skipped now that do not answer at all; who answers, but knows no such run, is not one."""
         forgetful = {absent.site for absent in self._over(record) if absent.code == "E-RUN-UNKNOWN"}
         return self.given_up(record) - forgetful
 
@@ -113,7 +117,7 @@ class Absences:
     def report(self, record: RunRecord) -> tuple[Absent, ...]:
         """Everybody who is looked for in vain."""
         run, plan, found = record.slice.run, record.slice, []
-        for site, seen in sorted(self._lookout.sightings(run).items()):
+        for site, seen in sorted(self._sightings(run).items()):
             if not seen.present and seen.error is not None:
                 absence = plan.neighbour(site).absence
                 found.append(
@@ -123,6 +127,10 @@ class Absences:
                     )
                 )  # fmt: skip
         return tuple(found)
+
+    def _sightings(self, run: RunId) -> dict[SiteName, Sighting]:
+        needed = self._needed.get(run, set())
+        return {site: seen for site, seen in self._lookout.sightings(run).items() if site in needed}
 
     def _over(self, record: RunRecord) -> list[Absent]:
         return [absent for absent in self.report(record) if absent.seconds >= absent.patience_seconds]

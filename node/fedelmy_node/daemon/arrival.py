@@ -4,7 +4,7 @@ A bundle arrives in `EDGE.DIGEST.part` beside its final name. It outlives the st
 digest and check stay in memory, and the next Begin answers from the last verified block without reading anything.
 Only a restarted process reads the file again.
 
-    begin -> claim -> take, take, ... -> complete -> settle -> leave
+    begin -> claim -> take, take, ... -> complete -> store -> leave
       ^________________________|  a stream that breaks leaves, too
 """
 
@@ -185,11 +185,11 @@ class Arrival:
             except BundleError:
                 self._discard()
                 raise
-            self._busy = "complete and being settled"
+            self._busy = "complete and being stored"
 
-    def settle(self) -> None:
+    def store(self) -> None:
         """Put the complete bundle on the disk for good, under its name."""
-        assert self._file is not None and self._busy, "only what is complete is settled"
+        assert self._file is not None and self._busy, "only what is complete is stored"
         try:
             self._syncer.wait()
             os.fsync(self._file.fileno())

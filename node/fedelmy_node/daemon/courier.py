@@ -99,6 +99,7 @@ class Courier:
         self._stopped = threading.Event()
         self._roused = threading.Event()
         self._told_at = 0.0
+        self._progressed = False
         self._thread = threading.Thread(target=self._run, name=f"courier {edge.id}", daemon=True)
         self._thread.start()
 
@@ -114,7 +115,7 @@ class Courier:
     def _run(self) -> None:
         wait = _FIRST_WAIT_SECONDS
         while not self._stopped.is_set():
-            begun = time.monotonic()
+            begun, self._progressed = time.monotonic(), False
             outcome = self._damage() or self._attempt()
             if self._stopped.is_set():
                 return
@@ -127,6 +128,8 @@ class Courier:
             if _is_final(outcome):
                 self._tell(Refused(outcome))
                 return
+            if self._progressed:
+                wait = _FIRST_WAIT_SECONDS  # a link that breaks now and then is not one that is down
             pause = wait * random.uniform(0.75, 1.25)
             self._tell(Retrying(outcome, round(pause, 1)))
             if self._roused.wait(pause):
@@ -163,6 +166,7 @@ class Courier:
             return InternalError("E-INTERNAL", "handing over met a fault; see the node's log")
 
     def _moved(self, size: int) -> None:
+        self._progressed = True
         now = time.monotonic()
         if now - self._told_at >= _NEWS_SECONDS and not self._stopped.is_set():
             self._told_at = now

@@ -20,7 +20,7 @@ from fedelmy_node.daemon.lookout import Lookout
 from fedelmy_node.daemon.loop import Loop
 from fedelmy_node.daemon.outbox import Outbox
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Cancel, read_cancel
+from fedelmy_node.daemon.preparation import Cancel, decode_cancel
 from fedelmy_node.daemon.steps import Steps
 from fedelmy_node.daemon.ways import dead_ends, is_complete, to_send, useless, ways_around
 from fedelmy_node.daemon.words import repeat_lost, take_words
@@ -47,7 +47,7 @@ _LONGEST_SLEEP_SECONDS: Final = 3600.0
 class Home(Protocol):
     """The node, as far as its executor needs it."""
 
-    def read_cancel(self, signed: Signed) -> Cancel:
+    def verified_cancel(self, signed: Signed) -> Cancel:
         """What an operator whom this site listens to has signed; raises if it is nobody's word."""
 
     def run_ended(self, run: RunId) -> None:
@@ -146,7 +146,7 @@ class Executor:
                 self._workspace.tidy(record)  # in case the last daemon died before it did
                 continue
             if record.cancel is not None:
-                self._cancel(read_cancel(record.cancel.payload), record.cancel)  # it was checked when it came
+                self._cancel(decode_cancel(record.cancel.payload), record.cancel)  # it was checked when it came
                 continue
             # Received, but not begun: the last daemon died between its receipt and its first step.
             if record.state == RunState.RUNNING or (record.state != RunState.FAILED and record.has_received):
@@ -214,7 +214,7 @@ class Executor:
     def _passed_on(self, run: RunId, site: SiteName, signed: Signed) -> bool:
         """An operator's cancel by way of a neighbour; whether it ended the run."""
         try:
-            cancel = self._home.read_cancel(signed)
+            cancel = self._home.verified_cancel(signed)
         except FedelmyError as error:
             logger.warning("a cancel that %s passed on is not accepted: %s", site, error, extra={"run": run})
             return False
@@ -286,9 +286,9 @@ class Executor:
             raise RunError("E-RUN-UNFINISHED", f"run {run} is {state}", hint="Have the operator cancel it first.")
         self._halt(run)
         self._lookout.drop(run)
-        self._journal.remove_run(run)
         self._home.run_ended(run)
-        self._workspace.remove(run)
+        self._workspace.remove(run)  # first: a kill in between leaves a run that can be pruned again
+        self._journal.remove_run(run)
 
     def _ring(self) -> None:
         """A deadline has passed: an expiry, somebody's patience, or a rest."""
@@ -364,7 +364,7 @@ class Executor:
                 taken = True
         for edge in dead_ends(record, given_up):
             origin, reason = self._absences.reason(record, (edge.target,))
-            self._journal.skip(run, edge, EdgeState.SETTLED, origin, reason)
+            self._journal.skip(run, edge, EdgeState.GIVEN_UP, origin, reason)
             taken = True
         return taken
 

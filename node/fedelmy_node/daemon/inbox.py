@@ -86,14 +86,14 @@ class Inbox:
             for block in blocks:
                 arrival.take(lane, block)
             arrival.complete(lane)
-            return self._settle(arrival)
+            return self._store(arrival)
         finally:
             arrival.leave(lane)
             self._forget_if_gone(arrival)
 
-    def _settle(self, arrival: Arrival) -> Receipt:
+    def _store(self, arrival: Arrival) -> Receipt:
         """The bundle is verified: give it its name on the disk, journal it. Another way may have been faster."""
-        arrival.settle()
+        arrival.store()
         run, edge, offer = arrival.offer.run, arrival.edge, arrival.offer
         plan = self._journal.run(run).slice
         data = {"peer": edge.sender, "bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries}

@@ -19,7 +19,7 @@ from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Cancel, Preparation, check_listed, check_operator, read_cancel
+from fedelmy_node.daemon.preparation import Cancel, Preparation, check_listed, check_operator, decode_cancel
 from fedelmy_node.daemon.readiness import tell_supervisor
 from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
@@ -170,14 +170,14 @@ class Node:
         return self._journal.follow(run, after)
 
     def cancel(self, signed: Signed) -> RunState:
-        return self._executor.cancel(self.read_cancel(signed), signed)
+        return self._executor.cancel(self.verified_cancel(signed), signed)
 
-    def read_cancel(self, signed: Signed) -> Cancel:
+    def verified_cancel(self, signed: Signed) -> Cancel:
         """What an operator whom this site listens to has signed."""
         operator = check_operator(signed, self._identity, Purpose.CANCEL)
         if operator is not None:
             check_listed(self._config, self.site, operator)
-        return read_cancel(signed.payload)
+        return decode_cancel(signed.payload)
 
     def report(self, run: RunId) -> RunReport:
         record = self._journal.run(run)

@@ -39,7 +39,7 @@ from fedelmy_node.training.job import Job
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import settings_for
 
-__all__ = ["Preparation", "check_operator", "check_listed", "Cancel", "read_cancel"]
+__all__ = ["Preparation", "check_operator", "check_listed", "Cancel", "decode_cancel"]
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class Cancel:
         run_id(self.run)
 
 
-def read_cancel(payload: bytes) -> Cancel:
+def decode_cancel(payload: bytes) -> Cancel:
     """The cancel in a signed payload."""
     try:
         return decode(Cancel, json.loads(payload))

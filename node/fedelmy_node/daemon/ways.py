@@ -19,7 +19,7 @@ from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.store.records import EdgeState, RunRecord
 
 __all__ = [
-    "to_watch", "to_send", "ways_around", "dead_ends", "useless", "is_complete", "edges_after",
+    "to_watch", "to_hear", "to_send", "ways_around", "dead_ends", "useless", "is_complete", "edges_after",
     "state_for",
 ]  # fmt: skip
 
@@ -36,6 +36,11 @@ def to_watch(record: RunRecord, absent: AbstractSet[SiteName]) -> set[SiteName]:
         if not record.is_over(edge.source) and (_is_used(record, edge) or _sites(edge) <= absent):
             found.add(edge.receiver)
     return found
+
+
+def to_hear(record: RunRecord) -> set[SiteName]:
+    """The neighbours whose bundle has come: nothing is expected of them but the word that the run has ended."""
+    return {edge.sender for edge in record.slice.edges_in if record.edges[edge.id].state == EdgeState.DONE}
 
 
 def to_send(record: RunRecord) -> list[Edge]:
@@ -154,7 +159,7 @@ def state_for(record: RunRecord, asker: SiteName, near: AbstractSet[EdgeId]) -> 
 def _will_not_come(record: RunRecord, edge: Edge) -> bool:
     """Whether the receiver of an edge waits in vain: it was skipped, or this site was and has nothing for it."""
     skipped = record.steps[edge.source].state == StepState.SKIPPED
-    return skipped or record.is_superseded(edge) or record.is_dead_end(edge)
+    return skipped or record.is_superseded(edge) or record.edges[edge.id].state == EdgeState.GIVEN_UP
 
 
 def _open_inputs(record: RunRecord) -> list[Edge | Shortcut]:

@@ -36,8 +36,13 @@ def take_words(journal: Journal, record: RunRecord, words: Mapping[SiteName, Nei
 def after_word(edge: Edge, state: EdgeState, told: NeighbourState) -> EdgeState | None:
     """What an edge from this site becomes by its receiver's word; None if it stays as it is."""
     if edge.id in told.settled and state != EdgeState.SETTLED:
-        elsewhere = state == EdgeState.CLOSED or edge.id in told.closed
-        if state == EdgeState.DONE or (edge.skips and elsewhere) or (told.state.is_over and not elsewhere):
+        met_elsewhere = state == EdgeState.CLOSED or edge.id in told.closed
+        relieved = (
+            state == EdgeState.DONE  # it has acknowledged it
+            or (edge.skips and met_elsewhere)  # a way around that it did not need: we had to answer all the same
+            or (told.state.is_over and not met_elsewhere)  # it has it and has finished; the receipt was lost
+        )
+        if relieved:
             return EdgeState.SETTLED
     if edge.id in told.closed and state in (EdgeState.WAITING, EdgeState.MOVING):
         return EdgeState.CLOSED

@@ -113,7 +113,8 @@ class NeighbourState:
     received: tuple[EdgeId, ...] = ()
     """Edges between the two whose bundle arrived at whoever tells this."""
     settled: tuple[EdgeId, ...] = ()
-    """Those of them whose bundle, or what was made of it, has gone as far as it goes from there."""
+    """Edges from the listener that it need not answer for any more: the need was met, on this way or another, and
+    what was made of it has gone all its way."""
     closed: tuple[EdgeId, ...] = ()
     """Edges between the two that will not be used: another way was taken."""
     near: tuple[EdgeId, ...] = ()

@@ -152,6 +152,7 @@ class Journal:
         ]  # fmt: skip
 
     def state(self, run: RunId) -> RunState:
+        """Of one that was pruned meanwhile: expired, so that whoever follows it comes to an end."""
         with self._lock:
             row = self._db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
         return RunState(row["state"]) if row else RunState.EXPIRED
@@ -386,9 +387,9 @@ def _cancel(row: sqlite3.Row) -> Signed | None:
 
 
 def _cannot_commit(error: sqlite3.Error) -> StoreError:
-    text = str(error)
-    code = "E-STORE-DISK" if "full" in text else "E-STORE-UNWRITABLE" if "readonly" in text else "E-STORE-DAMAGED"
-    return StoreError(code, f"the journal cannot be written: {error}")
+    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    code = {sqlite3.SQLITE_FULL: "E-STORE-DISK", sqlite3.SQLITE_READONLY: "E-STORE-UNWRITABLE"}.get(primary)
+    return StoreError(code or "E-STORE-DAMAGED", f"the journal cannot be written: {error}")
 
 
 def _present(**data: Any) -> dict[str, Any]:

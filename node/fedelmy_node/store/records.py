@@ -32,7 +32,9 @@ class EdgeState(StrEnum):
     DONE = "done"
     """Verified, on the receiver's disk, journaled and acknowledged."""
     SETTLED = "settled"
-    """At the sender: the receiver has passed on what it made of it, so nobody has to answer for it any more."""
+    """At the sender: what the receiver made of it has gone all its way, so nobody has to answer for it any more."""
+    GIVEN_UP = "given-up"
+    """At the sender: the receiver was out of reach, and nobody waits behind it."""
     CLOSED = "closed"
     """It will not be used: the need was met on another way, or the step was left out."""
 
@@ -195,7 +197,7 @@ class RunRecord:
         if self.steps[step].state == StepState.SKIPPED:
             return True
         return all(
-            self.edges[edge.id].state in (EdgeState.CLOSED, EdgeState.SETTLED)
+            self.edges[edge.id].state in (EdgeState.CLOSED, EdgeState.SETTLED, EdgeState.GIVEN_UP)
             or any(self._relieves(way) for way in self._around(edge))
             for edge in self.slice.edges_out
             if edge.source == step and not edge.skips
@@ -204,18 +206,13 @@ class RunRecord:
     def _relieves(self, way: Edge | Shortcut) -> bool:
         """Whether a way around has relieved this site; where it would end here, any answer to the need does."""
         if isinstance(way, Edge):
-            return self.edges[way.id].state == EdgeState.SETTLED
+            return self.edges[way.id].state in (EdgeState.SETTLED, EdgeState.GIVEN_UP)
         return self.way(way.target, way.need) is not None
 
     def is_superseded(self, edge: Edge) -> bool:
         """Whether the receiver of an edge from this site was skipped for good: the need behind it was met."""
         states = (self.edges[way.id].state for way in self._around(edge))
-        return any(state in (EdgeState.DONE, EdgeState.SETTLED) for state in states)
-
-    def is_dead_end(self, edge: Edge) -> bool:
-        """Whether this site gave an edge up at whose other end everything ends."""
-        known = self.edges[edge.id]
-        return known.state == EdgeState.SETTLED and not known.sha256
+        return any(state in (EdgeState.DONE, EdgeState.SETTLED, EdgeState.GIVEN_UP) for state in states)
 
     def _around(self, edge: Edge) -> list[Edge | Shortcut]:
         """The ways from the same step that lead around the receiver of an edge."""

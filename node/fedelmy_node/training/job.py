@@ -19,7 +19,7 @@ from fedelmy_node.domain.names import SiteName
 __all__ = ["DataSpec", "Job", "Outcome", "Emit"]
 
 Emit = Callable[[EventKind, Mapping[str, Any]], None]
-"""How training reports progress; called with the kinds READY, RESUMED, EPOCH, MEMBER and WARNING."""
+"""How training reports progress; called with the kinds RESUMED, BEGUN, EPOCH, MEMBER and WARNING."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
