@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedelmy_node.errors import StoreError
 
-__all__ = ["replacing", "write_durably", "sync_directory", "remove_tree", "cannot_write"]
+__all__ = ["replacing", "publish", "write_durably", "sync_directory", "remove_tree", "cannot_write"]
 
 
 @contextmanager
@@ -30,12 +30,17 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[Path]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        partial.replace(path)
-        sync_directory(path.parent)
+        publish(partial, path)
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def publish(partial: Path, path: Path) -> None:
+    """Give a file that is synced its name, for good."""
+    partial.replace(path)
+    sync_directory(path.parent)
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o600) -> None:

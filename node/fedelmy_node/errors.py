@@ -168,6 +168,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-TRANSFER-HASH": Entry(TransferError, "DATA_LOSS", "The sender repeats the transfer by itself; if it recurs, check memory and network."),
     "E-TRANSFER-SEQUENCE": Entry(TransferError, "ABORTED", "The sender begins again by itself from the last verified block."),
     "E-TRANSFER-SIZE": Entry(TransferError, "INVALID_ARGUMENT", "The announced and the delivered size must agree; check the sender's version."),
+    "E-TRANSFER-OFFER": Entry(TransferError, "INVALID_ARGUMENT", "The offer does not fit the plan that this site accepted; compare the versions of both sites."),
     "E-TRANSFER-CONFLICT": Entry(TransferError, "ALREADY_EXISTS", "Another input was journaled for this edge first; it stays."),
     "E-TRANSFER-UNNEEDED": Entry(TransferError, "ALREADY_EXISTS", "Nothing to do: the receiver's need was met on another way, because a site was skipped."),
     "E-TRANSFER-STALLED": Entry(TransferError, "DEADLINE_EXCEEDED", "The sender repeats the transfer by itself; check the link if it recurs."),

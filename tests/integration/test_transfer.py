@@ -239,9 +239,9 @@ def test_a_newer_stream_takes_over(south: South, bundle: Path) -> None:
         ({"edge": EdgeId("train.1@north>train.9@south")}, "E-CONSENT-EDGE"),
         ({"size": 10}, "E-TRANSFER-SIZE"),
         ({"size": 1 << 50}, "E-TRANSFER-SIZE"),
-        ({"block_bytes": 0}, "E-TRANSFER-SIZE"),
-        ({"block_bytes": 1 << 30}, "E-TRANSFER-SIZE"),
-        ({"wire_dtype": "float8"}, "E-TRANSFER-SIZE"),
+        ({"block_bytes": 0}, "E-TRANSFER-OFFER"),
+        ({"block_bytes": 1 << 30}, "E-TRANSFER-OFFER"),
+        ({"wire_dtype": "float8"}, "E-TRANSFER-OFFER"),
         ({"manifest": ()}, "E-BUNDLE-MANIFEST"),
     ],
 )

@@ -22,7 +22,7 @@ from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.stream import StreamCheck
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import Block, Offer
-from fedelmy_node.durable import cannot_write, sync_directory
+from fedelmy_node.durable import cannot_write, publish
 from fedelmy_node.errors import BundleError, PeerError, TransferError
 
 __all__ = ["Arrival", "partial_path"]
@@ -193,8 +193,7 @@ class Arrival:
         try:
             self._syncer.wait()
             os.fsync(self._file.fileno())
-            self.partial.replace(self.target)
-            sync_directory(self.target.parent)
+            publish(self.partial, self.target)
         except OSError as error:
             raise cannot_write(self.target, error) from error
 

@@ -31,7 +31,7 @@ _FIRST_WAIT_SECONDS: Final = 0.5
 _LONGEST_WAIT_SECONDS: Final = 60.0
 _NEWS_SECONDS: Final = 1.0
 """Progress is told at most this often."""
-_FINAL_CODES: Final = frozenset({"E-PEER-CONTRACT", "E-TRANSFER-SIZE", "E-TRANSFER-CONFLICT"})
+_FINAL_CODES: Final = frozenset({"E-PEER-CONTRACT", "E-TRANSFER-SIZE", "E-TRANSFER-OFFER", "E-TRANSFER-CONFLICT"})
 
 
 @dataclass(frozen=True, slots=True)

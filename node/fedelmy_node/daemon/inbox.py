@@ -142,9 +142,9 @@ class Inbox:
             raise RunError("E-RUN-ABORTED", record.message)
         check_manifest(offer.manifest, record.prepared.manifest)
         if offer.wire_dtype != record.slice.recipe.wire_dtype:
-            raise TransferError("E-TRANSFER-SIZE", f"floats cannot travel as {offer.wire_dtype!r} in this run")
+            raise TransferError("E-TRANSFER-OFFER", f"floats cannot travel as {offer.wire_dtype!r} in this run")
         if not _MIN_BLOCK <= offer.block_bytes <= _MAX_BLOCK:
-            raise TransferError("E-TRANSFER-SIZE", f"blocks of {offer.block_bytes} bytes are not accepted")
+            raise TransferError("E-TRANSFER-OFFER", f"blocks of {offer.block_bytes} bytes are not accepted")
         payload = tensor_bytes(record.prepared.manifest)
         if not payload < offer.size <= payload + MAX_HEADER_BYTES:
             raise TransferError("E-TRANSFER-SIZE", f"a bundle of this run cannot have {offer.size} bytes")

@@ -76,7 +76,7 @@ class EventKind(StrEnum):
     SENDING = "sending"
     """edge, peer, bytes (so far), total."""
     SENT = "sent"
-    """edge, peer, bytes, sha256, seconds, carries."""
+    """edge, peer, bytes, sha256, seconds (of the attempt that succeeded), carries."""
     RECEIVED = "received"
     """edge, peer, bytes, sha256, carries."""
     RETRY = "retry"

@@ -31,7 +31,7 @@ class Skip:
         step_id(self.step)
         site_name(self.by)
         if len(self.code) > 64 or len(self.message) > 1024:
-            raise TransferError("E-TRANSFER-SIZE", "a reason for a skip is too long")
+            raise TransferError("E-TRANSFER-OFFER", "a reason for a skip is too long")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -178,7 +178,7 @@ def origin_to_pb(origin: Origin) -> control_pb2.Origin:
 def origin_from_pb(message: control_pb2.Origin) -> Origin:
     """Checked by what it is made of; a plan's size bounds it."""
     if len(message.contributors) + len(message.skipped) > MAX_STEPS:
-        raise TransferError("E-TRANSFER-SIZE", "a bundle cannot come from that many steps")
+        raise TransferError("E-TRANSFER-OFFER", "a bundle cannot come from that many steps")
     return Origin(
         contributors=tuple(StepId(step) for step in message.contributors),
         skipped=tuple(
