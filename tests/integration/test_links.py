@@ -22,6 +22,7 @@ from fedelmy_node.daemon.arrival import Arrival
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.names import Address, SiteName
 from fedelmy_node.domain.transfer import Block, Parcel, Receipt
+from fedelmy_node.durable import publish
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc import dial
@@ -203,11 +204,12 @@ def test_a_link_that_dies_before_the_receipt_is_found_by_keep_alive(
     short_pings(monkeypatch, factor=20)
     settling, link_is_dead = threading.Event(), threading.Event()
 
-    def sync_slowly(path: Path) -> None:
+    def publish_slowly(partial: Path, path: Path) -> None:
         settling.set()
         link_is_dead.wait(30)
+        publish(partial, path)
 
-    monkeypatch.setattr("fedelmy_node.daemon.arrival.sync_directory", sync_slowly)
+    monkeypatch.setattr("fedelmy_node.daemon.arrival.publish", publish_slowly)
     node = South(tmp_path / "node", parcel.offer.manifest, identities["south"])
     with CountingProxy(node.address) as link:
         try:

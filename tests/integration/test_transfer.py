@@ -22,6 +22,7 @@ from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, run_id
 from fedelmy_node.domain.transfer import Block, Offer, Parcel, Receipt
+from fedelmy_node.durable import publish
 from fedelmy_node.errors import FedelmyError, TransferError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc import services
@@ -327,12 +328,13 @@ def test_a_begin_while_the_bundle_is_being_settled_harms_nothing(
     blocks = blocks_of(bundle)
     answers: list[str] = []
 
-    def sync_and_begin_again(path: Path) -> None:
+    def begin_again_and_publish(partial: Path, path: Path) -> None:
         with pytest.raises(FedelmyError) as caught:
             south.inbox.begin(north, offer)
         answers.append(caught.value.code)
+        publish(partial, path)
 
-    monkeypatch.setattr("fedelmy_node.daemon.arrival.sync_directory", sync_and_begin_again)
+    monkeypatch.setattr("fedelmy_node.daemon.arrival.publish", begin_again_and_publish)
     south.inbox.begin(north, offer)
     south.inbox.receive(north, RUN, EDGE, offer.sha256, 0, iter(blocks))
     assert answers == ["E-PEER-BUSY"]
