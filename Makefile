@@ -28,6 +28,7 @@ test: $(VENV)/.installed  ## unit, integration and end-to-end tests, but for the
 
 e2e: $(VENV)/.installed  ## the tests that start real daemons, then every process killed at every moment
 	$(PYTEST) tests/e2e
+	$(PYTEST) -m full tests/integration
 	$(BIN)/python tests/e2e/kill_matrix.py
 
 check: $(VENV)/.installed  ## style, types, and that the generated code is up to date

@@ -131,6 +131,7 @@ def ends_well(bed: KillBed, run: Performance) -> None:
     assert run.tally().wrong == ()
 
 
+@pytest.mark.full
 def test_no_run_begins_on_a_full_disk(bed: KillBed, disk: Disk, south: Site) -> None:
     disk.fill()
     bed.bed.launch("run", "--run", "no-room").failed("E-STORE-DISK", STORE_EXIT_CODE)
@@ -167,16 +168,19 @@ def filled_up(disk_and_bed: tuple[Disk, KillBed]) -> FilledUp:
         return FilledUp(exit_code=exit_code, log=log, result=end_of(bed, run), wrong=run.tally().wrong)
 
 
+@pytest.mark.full
 def test_a_disk_that_fills_up_while_a_site_trains(bed: KillBed, filled_up: FilledUp) -> None:
     assert (filled_up.result["state"], filled_up.result["bundle_sha256"]) == ("done", bed.undisturbed)
     assert filled_up.wrong == ()
 
 
+@pytest.mark.full
 def test_a_full_disk_is_told_without_a_traceback(filled_up: FilledUp) -> None:
     assert filled_up.exit_code in (None, STORE_EXIT_CODE)
     assert "Traceback" not in filled_up.log
 
 
+@pytest.mark.full
 def test_a_disk_that_is_full_when_a_bundle_arrives(bed: KillBed, disk: Disk, south: Site) -> None:
     with bed.run("full-at-arrival") as run:
         MOMENTS["before-begin"].reach(run.scene)
@@ -193,6 +197,7 @@ def test_a_disk_that_is_full_when_a_bundle_arrives(bed: KillBed, disk: Disk, sou
         ends_well(bed, run)
 
 
+@pytest.mark.full
 def test_a_read_only_disk_is_named_and_changes_nothing_else(bed: KillBed, disk: Disk, south: Site) -> None:
     with bed.run("read-only") as run:
         MOMENTS["mid-epoch"].reach(run.scene)

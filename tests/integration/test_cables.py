@@ -70,7 +70,10 @@ def wait_until_sent(cable: Cable, count: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("rate", "delay", "values"), [("4mbit", "100ms", 500_000), ("30mbit", "100ms", 1_500_000)])
+@pytest.mark.parametrize(
+    ("rate", "delay", "values"),
+    [("4mbit", "100ms", 500_000), pytest.param("30mbit", "100ms", 1_500_000, marks=pytest.mark.full)],
+)
 def test_a_slow_and_distant_link_only_takes_its_time(
     homes: dict[str, Path], tmp_path: Path, rate: str, delay: str, values: int
 ) -> None:
@@ -89,6 +92,7 @@ def test_a_link_that_is_down_for_some_seconds(homes: dict[str, Path], tmp_path: 
         assert "delivered" in hand_over(cable, homes, tmp_path, bundle, outage_seconds=4)
 
 
+@pytest.mark.full
 def test_a_link_that_is_down_for_longer_than_the_site_is_patient(homes: dict[str, Path], tmp_path: Path) -> None:
     """Nothing moves, nothing is reset: the stall time-out of 3 s finds it, and the courier begins anew."""
     bundle = make_bundle(tmp_path / "bundle.safetensors", size=5_000_000)
