@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fedelmy_launcher.outcome import Outline, Result, outcome_of
-from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId, edge_ends
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import RunReport, StepReport
@@ -14,7 +14,7 @@ from fedelmy_node.errors import FedelmyError
 
 __all__ = ["Standing", "waits_for"]
 
-_MET: Final = ("done", "settled")
+_MET: Final = (EdgeState.DONE, EdgeState.SETTLED)
 
 
 class Standing:
@@ -115,7 +115,7 @@ def waits_for(report: RunReport, step: StepId) -> list[SiteName]:
     for known in ways.values():
         if any(state in _MET for _, state, _ in known):
             continue
-        open_ways = [(around, sender) for around, state, sender in known if state != "closed"]
+        open_ways = [(around, sender) for around, state, sender in known if state != EdgeState.CLOSED]
         own = [sender for around, sender in open_ways if not around]
         late.update(dict.fromkeys(own or [sender for _, sender in open_ways]))
     return list(late)

@@ -18,7 +18,7 @@ from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.config.decode import decode
 from fedelmy_node.daemon.inbox import Inbox
-from fedelmy_node.domain.events import EventKind, RunState
+from fedelmy_node.domain.events import EdgeState, EventKind, RunState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, run_id
 from fedelmy_node.domain.transfer import Block, Offer, Parcel, Receipt
@@ -32,7 +32,7 @@ from fedelmy_node.rpc.guard import Guard
 from fedelmy_node.rpc.serve import make_server
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import EdgeState, Prepared, read_slice
+from fedelmy_node.store.records import Prepared, read_slice
 
 RUN, EDGE = RunId("run-1"), EdgeId("train.1@north>train.2@south")
 BLOCK = 1 << 16

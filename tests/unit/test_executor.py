@@ -16,7 +16,7 @@ from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.preparation import Cancel, decode_cancel
 from fedelmy_node.daemon.workspace import Workspace
-from fedelmy_node.domain.events import EventKind, RunState
+from fedelmy_node.domain.events import EdgeState, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import NeighbourState, Signed
@@ -24,7 +24,7 @@ from fedelmy_node.domain.transfer import Parcel, Receipt
 from fedelmy_node.errors import IdentityError, PeerError, RunError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import EdgeState, Prepared, read_slice
+from fedelmy_node.store.records import Prepared, read_slice
 
 RUN = run_id("run-1")
 SHA = "ab" * 32

@@ -8,7 +8,7 @@ from small_recipes import make_bench, net
 
 from fedelmy_node.domain.federation import StrategySpec, Training
 from fedelmy_node.errors import ConfigError, RunError
-from fedelmy_node.training.fit import Assignment, fit
+from fedelmy_node.training.fit import FitOrder, fit
 from fedelmy_node.training.pool import mean_weights
 from fedelmy_node.training.strategies import STRATEGIES, settings_for, strategy_for
 from fedelmy_node.training.strategies.fedelmy import Settings, train
@@ -30,7 +30,7 @@ def test_without_terms_and_with_one_member_it_is_the_mean_of_start_and_trained()
     bench, work = make_work(received=1)
     result = train(work, Settings(pool_size=1, alpha=0.0, beta=0.0))
     start = work.received[0]
-    trained = fit(bench, Assignment(member=1, members=1, epochs=2), start).weights
+    trained = fit(bench, FitOrder(member=1, members=1, epochs=2), start).weights
     assert torch.equal(result.vector, ((start.vector.double() + trained.vector) / 2).float())
     assert not torch.equal(trained.vector, start.vector)
 
@@ -45,7 +45,7 @@ def test_a_pool_grows_from_its_mean():
     mean = torch.stack(pool).double().mean(dim=0)
     assert torch.allclose(result.vector.double(), mean, atol=1e-7)
     start = mean_weights([weights for _, weights in kept[:3]])
-    third = fit(bench, Assignment(member=3, members=3, epochs=2), start).weights
+    third = fit(bench, FitOrder(member=3, members=3, epochs=2), start).weights
     assert torch.equal(third.vector, pool[3])
     assert len(work.accuracies) == 3
 

@@ -13,11 +13,11 @@ from fedelmy_node.domain.federation import Training
 from fedelmy_node.errors import TrainingError
 from fedelmy_node.training import fit as module
 from fedelmy_node.training.distances import Terms, pool_regulariser
-from fedelmy_node.training.fit import Assignment, fit
+from fedelmy_node.training.fit import FitOrder, fit
 
 
 def assignment(member=1, epochs=3):
-    return Assignment(member=member, members=2, epochs=epochs)
+    return FitOrder(member=member, members=2, epochs=epochs)
 
 
 def test_is_ordinary_training_with_adam():

@@ -97,7 +97,7 @@ def _show_site(report: RunReport, standing: Standing) -> None:
         note = f"accuracy {percent(accuracy)}" if isinstance(accuracy, float) else standing.note(report, step)
         click.echo(f"    {step.step:<28} {step.state:<8} {note}".rstrip())
     for edge in report.edges:
-        if edge.sender == report.site and edge.state == "moving":
+        if edge.sender == report.site and edge.state == EdgeState.MOVING:
             click.echo(f"    handing over to {edge.receiver}")
     for absent in report.absent:
         click.echo(f"    {absence_text(absent)}")

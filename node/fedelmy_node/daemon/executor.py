@@ -25,13 +25,13 @@ from fedelmy_node.daemon.steps import Steps
 from fedelmy_node.daemon.ways import dead_ends, is_complete, to_send, useless, ways_around
 from fedelmy_node.daemon.words import repeat_lost, take_words
 from fedelmy_node.daemon.workspace import Workspace
-from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, Shortcut, StepKind
 from fedelmy_node.domain.reports import Absent, NeighbourState, Signed
 from fedelmy_node.errors import FedelmyError, RunError
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import EdgeState, RunRecord
+from fedelmy_node.store.records import RunRecord
 
 __all__ = ["Executor", "Home"]
 

@@ -15,14 +15,14 @@ from fedelmy_node.bundles.header import MAX_HEADER_BYTES
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.size import tensor_bytes
 from fedelmy_node.daemon.arrival import Arrival, partial_path
-from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConsentError, RunError, StoreError, TransferError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import EdgeState, RunRecord
+from fedelmy_node.store.records import RunRecord
 
 __all__ = ["Inbox"]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from fedelmy_node.daemon.courier import Courier, Delivered, Moved, News, Refused, Retrying, Unneeded
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.events import EdgeState, EventKind
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, StepKind
 from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import EdgeState, RunRecord
+from fedelmy_node.store.records import RunRecord
 
 __all__ = ["Outbox"]
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, site_of
 from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind, in_order
 from fedelmy_node.domain.reports import NeighbourState
-from fedelmy_node.store.records import EdgeState, RunRecord
+from fedelmy_node.store.records import RunRecord
 
 __all__ = [
     "to_watch", "to_hear", "to_send", "ways_around", "dead_ends", "useless", "is_complete", "edges_after",

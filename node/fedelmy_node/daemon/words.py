@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from fedelmy_node.domain.events import EdgeState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import EdgeState, RunRecord
+from fedelmy_node.store.records import RunRecord
 
 __all__ = ["take_words", "after_word", "repeat_lost"]
 

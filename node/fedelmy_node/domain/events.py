@@ -9,7 +9,7 @@ from typing import Any
 
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 
-__all__ = ["EventKind", "Event", "RunState", "StepState"]
+__all__ = ["EventKind", "Event", "RunState", "StepState", "EdgeState"]
 
 
 class RunState(StrEnum):
@@ -54,6 +54,23 @@ class StepState(StrEnum):
     CANCELLED = "cancelled"
     SKIPPED = "skipped"
     """The others went on without it."""
+
+
+class EdgeState(StrEnum):
+    """Where a transfer is, seen from this end."""
+
+    WAITING = "waiting"
+    """Nothing has moved."""
+    MOVING = "moving"
+    """Blocks are on their way, or will be as soon as the receiver can be reached."""
+    DONE = "done"
+    """Verified, on the receiver's disk, journaled and acknowledged."""
+    SETTLED = "settled"
+    """At the sender: what the receiver made of it has gone all its way, so nobody has to answer for it any more."""
+    GIVEN_UP = "given-up"
+    """At the sender: the receiver was out of reach, and nobody waits behind it."""
+    CLOSED = "closed"
+    """It will not be used: the need was met on another way, or the step was left out."""
 
 
 class EventKind(StrEnum):

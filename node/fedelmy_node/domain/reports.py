@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Neighbour, StepKind
@@ -84,7 +84,7 @@ class EdgeReport:
     sender: SiteName
     receiver: SiteName
     carries: StepKind
-    state: str
+    state: EdgeState
     size: int
     sha256: str
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast, get_args
 
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
-from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
+from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import MAX_STEPS, Neighbour, StepKind
@@ -37,7 +37,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-E = TypeVar("E", RunState, StepState, StepKind)
+E = TypeVar("E", RunState, StepState, EdgeState, StepKind)
 
 
 def read_object(data: bytes) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
     ]  # fmt: skip
     edges = [
         control_pb2.EdgeReport(
-            edge=e.edge, sender=e.sender, receiver=e.receiver, carries=e.carries.value, state=e.state,
+            edge=e.edge, sender=e.sender, receiver=e.receiver, carries=e.carries.value, state=e.state.value,
             size=e.size, sha256=e.sha256,
         )
         for e in report.edges
@@ -150,7 +150,7 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
     edges = tuple(
         EdgeReport(
             edge=EdgeId(e.edge), sender=SiteName(e.sender), receiver=SiteName(e.receiver),
-            carries=_known(StepKind, e.carries), state=e.state, size=e.size, sha256=e.sha256,
+            carries=_known(StepKind, e.carries), state=_known(EdgeState, e.state), size=e.size, sha256=e.sha256,
         )
         for e in message.edges
     )  # fmt: skip

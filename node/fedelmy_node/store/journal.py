@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedelmy_node.config.decode import canonical_json
-from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
+from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Edge, Shortcut
 from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.domain.transfer import Origin
 from fedelmy_node.errors import RunError, StoreError
-from fedelmy_node.store.records import EdgeRecord, EdgeState, Prepared, RunRecord, StepRecord
+from fedelmy_node.store.records import EdgeRecord, Prepared, RunRecord, StepRecord
 from fedelmy_node.store.schema import migrate
 from fedelmy_node.store.streams import EventStream, Stream
 from fedelmy_node.store.telling import tell

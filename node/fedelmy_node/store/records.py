@@ -6,37 +6,19 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Self
 
 from fedelmy_node import CONTRACT
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import decode
-from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, StepId
 from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind, in_order
 from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.domain.transfer import Origin
 from fedelmy_node.errors import ConfigError, PeerError, RunError
 
-__all__ = ["EdgeState", "Prepared", "StepRecord", "EdgeRecord", "RunRecord", "read_slice"]
-
-
-class EdgeState(StrEnum):
-    """Where a transfer is, seen from this end."""
-
-    WAITING = "waiting"
-    """Nothing has moved."""
-    MOVING = "moving"
-    """Blocks are on their way, or will be as soon as the receiver can be reached."""
-    DONE = "done"
-    """Verified, on the receiver's disk, journaled and acknowledged."""
-    SETTLED = "settled"
-    """At the sender: what the receiver made of it has gone all its way, so nobody has to answer for it any more."""
-    GIVEN_UP = "given-up"
-    """At the sender: the receiver was out of reach, and nobody waits behind it."""
-    CLOSED = "closed"
-    """It will not be used: the need was met on another way, or the step was left out."""
+__all__ = ["Prepared", "StepRecord", "EdgeRecord", "RunRecord", "read_slice"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedelmy_node.config.decode import canonical_json
-from fedelmy_node.training.fit import Assignment, Best, FitState
+from fedelmy_node.training.fit import Best, FitOrder, FitState
 from fedelmy_node.training.flat import Weights
 from fedelmy_node.training.job import Job
 
@@ -43,7 +43,7 @@ def file_sha256(path: Path) -> str:
 class Done:
     """A completed fit."""
 
-    assignment: Assignment
+    order: FitOrder
     epoch: int
     """The one that was kept."""
     accuracy: float | None
@@ -54,8 +54,8 @@ class Done:
     """Of its file, once there is one."""
 
     @classmethod
-    def of(cls, assignment: Assignment, best: Best) -> Done:
-        return cls(assignment=assignment, epoch=best.epoch, accuracy=best.accuracy, weights=_on_cpu(best.weights))
+    def of(cls, order: FitOrder, best: Best) -> Done:
+        return cls(order=order, epoch=best.epoch, accuracy=best.accuracy, weights=_on_cpu(best.weights))
 
     def take(self, device: torch.device) -> Best:
         """The result, as the fit gave it; from now on it is known by its file."""
@@ -68,7 +68,7 @@ class Done:
 class Underway:
     """A copy of a `FitState`, on the CPU."""
 
-    assignment: Assignment
+    order: FitOrder
     epoch: int
     batch: int
     samples: int
@@ -78,12 +78,12 @@ class Underway:
     best: Best | None
 
     @classmethod
-    def capture(cls, assignment: Assignment, state: FitState) -> Underway:
+    def capture(cls, order: FitOrder, state: FitState) -> Underway:
         """The state as it is after at least one batch; training may go on at once."""
         adam, best = state.optimizer.state[_parameter(state)], state.best
         kept = best and Best(epoch=best.epoch, accuracy=best.accuracy, weights=_on_cpu(best.weights))
         return cls(
-            assignment=assignment,
+            order=order,
             epoch=state.epoch,
             batch=state.batch,
             samples=state.samples,

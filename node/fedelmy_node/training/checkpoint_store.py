@@ -27,7 +27,7 @@ from fedelmy_node.durable import cannot_write, write_durably
 from fedelmy_node.errors import FedelmyError, TrainingError
 from fedelmy_node.training.bundle import Groups, manifest_of, read_bundle, write_bundle
 from fedelmy_node.training.checkpoint import MOMENTS, Done, Found, Underway, file_sha256
-from fedelmy_node.training.fit import Assignment, Best
+from fedelmy_node.training.fit import Best, FitOrder
 from fedelmy_node.training.flat import FlatModel, Weights
 
 __all__ = ["CheckpointStore"]
@@ -42,7 +42,7 @@ _NUMBERED: Final = re.compile(r"([0-9]{6,9})\.(?:json|safetensors)")
 class _FitEntry:
     """A completed fit in the JSON."""
 
-    assignment: Assignment
+    order: FitOrder
     epoch: int
     accuracy: float | None = None
     sha256: str
@@ -52,7 +52,7 @@ class _FitEntry:
 class _StateEntry:
     """The fit under way in the JSON."""
 
-    assignment: Assignment
+    order: FitOrder
     epoch: int
     batch: int
     samples: int
@@ -186,7 +186,7 @@ class _Reader:
             if isinstance(weights, str):
                 return Found(fits=tuple(fits), problems=(f"the result of fit {index + 1} is lost: {weights}",))
             e = entry
-            done = Done(assignment=e.assignment, epoch=e.epoch, accuracy=e.accuracy, weights=weights, sha256=e.sha256)
+            done = Done(order=e.order, epoch=e.epoch, accuracy=e.accuracy, weights=weights, sha256=e.sha256)
             fits.append(done)
         underway = None
         if contents.state is not None:
@@ -220,7 +220,7 @@ class _Reader:
             weights = _weights(groups, "best-")
             best = Best(epoch=entry.best_epoch, accuracy=entry.best_accuracy, weights=weights)
         return Underway(
-            assignment=entry.assignment,
+            order=entry.order,
             epoch=entry.epoch,
             batch=entry.batch,
             samples=entry.samples,
@@ -241,7 +241,7 @@ def _write_state(path: Path, underway: Underway) -> _StateEntry:
     }
     sha256, _ = write_bundle(path, groups)
     return _StateEntry(
-        assignment=underway.assignment,
+        order=underway.order,
         epoch=underway.epoch,
         batch=underway.batch,
         samples=underway.samples,
@@ -285,7 +285,7 @@ def _formed_like(weights: Weights) -> Weights:
 
 def _fit_entry(done: Done) -> _FitEntry:
     assert done.sha256 is not None, "fits are written before the checkpoint that needs them"
-    return _FitEntry(assignment=done.assignment, epoch=done.epoch, accuracy=done.accuracy, sha256=done.sha256)
+    return _FitEntry(order=done.order, epoch=done.epoch, accuracy=done.accuracy, sha256=done.sha256)
 
 
 def _fit_file(index: int) -> str:

@@ -33,7 +33,7 @@ from fedelmy_node.training.job import Emit
 from fedelmy_node.training.progress import Progress
 from fedelmy_node.training.seeds import derive
 
-__all__ = ["Bench", "Assignment", "Best", "FitState", "Keeper", "fit", "validate", "new_optimizer"]
+__all__ = ["Bench", "FitOrder", "Best", "FitState", "Keeper", "fit", "validate", "new_optimizer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,7 +63,7 @@ class Bench:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Assignment:
+class FitOrder:
     """Which model of the step is fitted, and for how long."""
 
     member: int
@@ -113,19 +113,19 @@ class FitState:
 class Keeper(Protocol):
     """Follows a fit so that it can be gone on with by another process; it changes no value but in `begin`."""
 
-    def begin(self, assignment: Assignment, state: FitState) -> None:
+    def begin(self, order: FitOrder, state: FitState) -> None:
         """Before the first batch: bring the state to where an earlier process was, if there was one."""
 
-    def after_batch(self, assignment: Assignment, state: FitState) -> None:
+    def after_batch(self, order: FitOrder, state: FitState) -> None:
         """`state.batch` batches of the epoch are done."""
 
-    def after_epoch(self, assignment: Assignment, state: FitState) -> None:
+    def after_epoch(self, order: FitOrder, state: FitState) -> None:
         """The epoch is judged and told; `state.epoch` is the next one."""
 
 
 def fit(
     bench: Bench,
-    assignment: Assignment,
+    order: FitOrder,
     start: Weights,
     regulariser: Regulariser | None = None,
     keeper: Keeper | None = None,
@@ -133,7 +133,7 @@ def fit(
     """Train from `start`; the best epoch by validation, the earliest of equals, is the result."""
     began = time.monotonic()
     bench.model.load(start)
-    if assignment.epochs == 0:
+    if order.epochs == 0:
         return Best(epoch=0, accuracy=validate(bench), weights=start)
     state = FitState(
         model=bench.model,
@@ -141,20 +141,20 @@ def fit(
         sums=torch.zeros(3, dtype=torch.float64, device=bench.model.theta.device),
     )
     if keeper is not None:
-        keeper.begin(assignment, state)
+        keeper.begin(order, state)
         bench.progress.skip(state.epoch - 1)
-    while state.epoch <= assignment.epochs:
-        _train_epoch(bench, assignment, state, regulariser, keeper)
-        _close_epoch(bench, assignment, state, regulariser is not None)
+    while state.epoch <= order.epochs:
+        _train_epoch(bench, order, state, regulariser, keeper)
+        _close_epoch(bench, order, state, regulariser is not None)
         if keeper is not None:
-            keeper.after_epoch(assignment, state)
+            keeper.after_epoch(order, state)
     assert state.best is not None, "the first epoch is always kept"
-    if assignment.member:
+    if order.member:
         bench.emit(
             EventKind.MEMBER,
             {
-                "member": assignment.member,
-                "members": assignment.members,
+                "member": order.member,
+                "members": order.members,
                 "epoch": state.best.epoch,
                 "accuracy": state.best.accuracy,
                 "seconds": round(time.monotonic() - began, 3),
@@ -184,13 +184,13 @@ def validate(bench: Bench) -> float | None:
 
 def _train_epoch(
     bench: Bench,
-    assignment: Assignment,
+    order: FitOrder,
     state: FitState,
     regulariser: Regulariser | None,
     keeper: Keeper | None = None,
 ) -> None:
     """The rest of the current epoch: from `state.batch` to its end."""
-    model, place = state.model, _place(bench, assignment, state)
+    model, place = state.model, _place(bench, order, state)
     model.module.train()
     for images, labels in bench.batches.epoch(place, start=state.batch):
         if bench.progress.first_batch():
@@ -208,15 +208,15 @@ def _train_epoch(
         state.batch += 1
         state.samples += len(labels)
         if keeper is not None:
-            keeper.after_batch(assignment, state)
+            keeper.after_batch(order, state)
 
 
-def _close_epoch(bench: Bench, assignment: Assignment, state: FitState, regularised: bool) -> None:
+def _close_epoch(bench: Bench, order: FitOrder, state: FitState, regularised: bool) -> None:
     """Judge the epoch, keep it if it is the best so far, tell about it, and move on to the next one."""
     finite = state.model.all_finite().view(1)
     *means, is_finite = torch.cat([state.sums / state.samples, finite]).tolist()
     if not (math.isfinite(means[0]) and is_finite):
-        who = f"member {assignment.member} of {assignment.members}" if assignment.member else "the warm-up"
+        who = f"member {order.member} of {order.members}" if order.member else "the warm-up"
         message = f"{who} diverged in epoch {state.epoch}: its loss or its weights are not finite"
         raise TrainingError("E-TRAINING-DIVERGED", message)
     accuracy = validate(bench)
@@ -224,11 +224,11 @@ def _close_epoch(bench: Bench, assignment: Assignment, state: FitState, regulari
     if state.best is None or state.best.accuracy is None or (accuracy or 0.0) > state.best.accuracy:
         state.best = Best(epoch=state.epoch, accuracy=accuracy, weights=state.model.weights())
     data: dict[str, Any] = {
-        "phase": assignment.phase,
-        "member": assignment.member,
-        "members": assignment.members,
+        "phase": order.phase,
+        "member": order.member,
+        "members": order.members,
         "epoch": state.epoch,
-        "epochs": assignment.epochs,
+        "epochs": order.epochs,
         "loss": means[0],
         "accuracy": accuracy,
     }
@@ -251,8 +251,8 @@ def _seed(device: torch.device, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def _place(bench: Bench, assignment: Assignment, state: FitState) -> Place:
-    return (bench.site, bench.visit, assignment.member, state.epoch)
+def _place(bench: Bench, order: FitOrder, state: FitState) -> Place:
+    return (bench.site, bench.visit, order.member, state.epoch)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fedelmy_node.training.background import Newest
 from fedelmy_node.training.checkpoint import Done, Underway
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.distances import Regulariser
-from fedelmy_node.training.fit import Assignment, Bench, Best, FitState, fit
+from fedelmy_node.training.fit import Bench, Best, FitOrder, FitState, fit
 from fedelmy_node.training.flat import FlatModel, Weights
 from fedelmy_node.training.job import Emit
 from fedelmy_node.training.stopping import Stopping, Terminated
@@ -61,7 +61,7 @@ class Checkpoints:
         self._earlier = deque(found.fits)
         self._underway = found.underway
         self._done: list[Done] = []
-        self._last: Assignment | None = None
+        self._last: FitOrder | None = None
         """Of the fits that an earlier process completed, the last one that was asked for."""
         self._told = False
         """It is said, or there is nothing to say, that the step goes on from a checkpoint."""
@@ -87,56 +87,56 @@ class Checkpoints:
         elif error is None and self._last is not None:
             self._tell_resumed(self._last, epoch=self._last.epochs, batch=0)
 
-    def fit(self, bench: Bench, assignment: Assignment, start: Weights, regulariser: Regulariser | None = None) -> Best:
+    def fit(self, bench: Bench, order: FitOrder, start: Weights, regulariser: Regulariser | None = None) -> Best:
         """Fit a model, or give what an earlier process made of it; E-TRAINING errors are those of `fit`."""
         with self._stopping.deferred():
-            best = self._take(bench, assignment)
+            best = self._take(bench, order)
             if best is None:
-                best = fit(bench, assignment, start, regulariser, keeper=self)
-                self._done.append(Done.of(assignment, best))
+                best = fit(bench, order, start, regulariser, keeper=self)
+                self._done.append(Done.of(order, best))
                 self._save(lambda: None)
         return best
 
-    def begin(self, assignment: Assignment, state: FitState) -> None:
+    def begin(self, order: FitOrder, state: FitState) -> None:
         """See `Keeper`."""
         underway, self._underway = self._underway, None
-        if underway is not None and underway.assignment != assignment:
+        if underway is not None and underway.order != order:
             self._warn("the checkpoint is of another version of the strategy and is not used")
             underway = None
         if underway is not None:
             underway.restore(state)
         if underway is not None or self._last is not None:
-            self._tell_resumed(assignment, epoch=state.epoch, batch=state.batch)
+            self._tell_resumed(order, epoch=state.epoch, batch=state.batch)
         self._told = True
 
-    def after_batch(self, assignment: Assignment, state: FitState) -> None:
+    def after_batch(self, order: FitOrder, state: FitState) -> None:
         """See `Keeper`."""
         asked = self._stopping.asked
         if asked or time.monotonic() - self._saved_at >= self._every_seconds:
-            self._save(lambda: Underway.capture(assignment, state))
+            self._save(lambda: Underway.capture(order, state))
         if asked:
             raise Terminated  # leaving the block waits for the disk
 
-    def after_epoch(self, assignment: Assignment, state: FitState) -> None:
+    def after_epoch(self, order: FitOrder, state: FitState) -> None:
         """See `Keeper`; the last epoch is saved as the fit's result."""
-        if state.epoch <= assignment.epochs:
-            self._save(lambda: Underway.capture(assignment, state))
+        if state.epoch <= order.epochs:
+            self._save(lambda: Underway.capture(order, state))
             if self._stopping.asked:
                 raise Terminated
 
-    def _take(self, bench: Bench, assignment: Assignment) -> Best | None:
+    def _take(self, bench: Bench, order: FitOrder) -> Best | None:
         """The result of this fit, if an earlier process completed it."""
         if not self._earlier:
             return None
         done = self._earlier.popleft()
-        if done.assignment != assignment:
+        if done.order != order:
             self._warn("the checkpoint is of another version of the strategy and is not used")
             self._earlier.clear()
             self._underway = None
             return None
-        bench.progress.skip(assignment.epochs)
+        bench.progress.skip(order.epochs)
         self._done.append(done)
-        self._last = assignment
+        self._last = order
         return done.take(bench.model.theta.device)
 
     def _save(self, capture: Callable[[], Underway | None]) -> None:
@@ -164,9 +164,9 @@ class Checkpoints:
         if problem is not None:
             self._warn(problem)
 
-    def _tell_resumed(self, assignment: Assignment, *, epoch: int, batch: int) -> None:
+    def _tell_resumed(self, order: FitOrder, *, epoch: int, batch: int) -> None:
         if not self._told:
-            place = {"member": assignment.member, "members": assignment.members, "epoch": epoch, "batch": batch}
+            place = {"member": order.member, "members": order.members, "epoch": epoch, "batch": batch}
             self._emit(EventKind.RESUMED, {**place, "fits": len(self._done)})
         self._told = True
 

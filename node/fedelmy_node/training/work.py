@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.errors import RunError
 from fedelmy_node.training.distances import Regulariser
-from fedelmy_node.training.fit import Assignment, Bench, Best, fit
+from fedelmy_node.training.fit import Bench, Best, FitOrder, fit
 from fedelmy_node.training.flat import Weights
 
 __all__ = ["Work", "Keep", "Fit"]
 
 Keep = Callable[[int, Weights], None]
 """Stores a pool member, if the site wants to keep them."""
-Fit = Callable[[Bench, Assignment, Weights, Regulariser | None], Best]
+Fit = Callable[[Bench, FitOrder, Weights, Regulariser | None], Best]
 """Fits one model: plainly, or with checkpoints."""
 
 
@@ -59,7 +59,7 @@ class Work:
         regulariser: Regulariser | None = None,
     ) -> Weights:
         """Train one model from `start` and give its best validation epoch; member 0 is the warm-up."""
-        best = self._fit(self._bench, Assignment(member=member, members=members, epochs=epochs), start, regulariser)
+        best = self._fit(self._bench, FitOrder(member=member, members=members, epochs=epochs), start, regulariser)
         if member:
             self.accuracies.append(best.accuracy)
         return best.weights
