@@ -18,6 +18,7 @@ from fedelmy_launcher.cli.options import (
     target_of,
 )
 from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.domain.events import EdgeState
 from fedelmy_node.errors import EXIT_SUBSET
 
 if TYPE_CHECKING:
