@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fedelmy_node.domain.events import Event, RunState
 from fedelmy_node.domain.names import RunId
+from fedelmy_node.errors import PeerError
 
 if TYPE_CHECKING:
     from fedelmy_node.store.journal import Journal
@@ -26,6 +27,11 @@ class Stream:
     def close(self) -> None:
         self.closed = True
         self._journal.wake()
+
+    def _refuse_unless_closed(self) -> None:
+        """A stream that ends before its time says so: whoever listens comes again."""
+        if not self.closed:
+            raise PeerError("E-PEER-UNREACHABLE", "the node shuts down")
 
 
 class EventStream(Stream):
@@ -49,6 +55,7 @@ class EventStream(Stream):
                 if is_final:
                     return
                 version = self._journal.next_version(self, version)
+        self._refuse_unless_closed()
 
 
 class StateStream(Stream, Generic[T]):
@@ -70,6 +77,7 @@ class StateStream(Stream, Generic[T]):
                 yield seen
             if state.is_over:
                 return
+        self._refuse_unless_closed()
 
     def close(self) -> None:
         if not self.closed:
