@@ -24,7 +24,20 @@ from typing import Final, NamedTuple, Self
 import pytest
 from chance import Choices, Odds
 from federations import make_federation
-from stand_ins import Clock, Daemon, Line, SimArrival, SimCourier, SimJournal, SimLoop, SimPeers, SimTrainer, SimWatch, Site
+from stand_ins import (
+    RUN,
+    Clock,
+    Daemon,
+    Line,
+    SimArrival,
+    SimCourier,
+    SimJournal,
+    SimLoop,
+    SimPeers,
+    SimTrainer,
+    SimWatch,
+    Site,
+)
 
 from fedelmy_launcher.plans import compile_plan, signed_cancel, signed_slices
 from fedelmy_node.config.site import Given, load_site_config
@@ -32,11 +45,10 @@ from fedelmy_node.daemon import absence, device, executor, inbox, lookout, outbo
 from fedelmy_node.daemon.courier import Delivered, News, Refused, Retrying, Unneeded, _is_final
 from fedelmy_node.daemon.preparation import read_cancel
 from fedelmy_node.daemon.trainers import Failed, Finished, Progress
-from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind
-from fedelmy_node.domain.names import SiteName, run_id
-from fedelmy_node.domain.reports import Signed
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.reports import NeighbourState, Signed
 from fedelmy_node.domain.transfer import Receipt
 from fedelmy_node.errors import DataError, FedelmyError, PeerError, RunError, TrainingError
 from fedelmy_node.store import journal
@@ -44,9 +56,8 @@ from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared, read_slice
 from fedelmy_node.training.job import Outcome
 
-__all__ = ["RUN", "Policy", "Action", "Fault", "World"]
+__all__ = ["RUN", "Policy", "Action", "FaultError", "World"]
 
-RUN: Final = run_id("run-1")
 _MOST_ACTIONS: Final = 5000
 """Without time passing: more than any schedule needs, so something goes round in circles."""
 _LONGEST_NAP_SECONDS: Final = 15.0
@@ -70,7 +81,7 @@ class Action(NamedTuple):
     do: Callable[[], None]
 
 
-class Fault(AssertionError):
+class FaultError(AssertionError):
     """Something happened that must not happen in any schedule."""
 
 
@@ -240,9 +251,9 @@ class World:
                 return
             possible = [action for action in self.actions() if only(action)]
             if not possible:
-                raise Fault("nothing can happen any more")
+                raise FaultError("nothing can happen any more")
             self.perform(possible[self.choices.pick(len(possible))])
-        raise Fault("it goes round in circles")
+        raise FaultError("it goes round in circles")
 
     def perform(self, action: Action) -> None:
         self.note(*action[:3])
@@ -284,7 +295,7 @@ class World:
             loop.ring()
             alarm = loop.alarm()
             if alarm is not None and alarm <= 0:
-                raise Fault(f"{daemon.site.name} rings and rings")
+                raise FaultError(f"{daemon.site.name} rings and rings")
 
     def _next_of(self, daemon: Daemon, watch: SimWatch) -> Callable[[], None] | None:
         """What a watch would meet next."""
@@ -294,12 +305,12 @@ class World:
         broken = line is not None and (line.target is not there.daemon or line not in self._lines)
         if broken or not self._reaches(daemon.site.name, watch.target):
             return None if watch.failed else partial(self._lose, watch, _GONE)
-        if there.record is None:
+        word = there.word_for(daemon.site.name)
+        if word is None:
             unknown = RunError("E-RUN-UNKNOWN", "knows no such run")
             return None if watch.failed else partial(self._lose, watch, unknown)
         if line is None:
             return None if watch.failed else partial(self._call, daemon, watch)
-        word = state_for(there.record, daemon.site.journal._site, line.target.executor.near(RUN))
         if word != watch.told:
             return partial(self._hear, watch, word)
         return partial(self._hear_the_last, watch) if there.is_over else None
@@ -315,7 +326,7 @@ class World:
         self._lines.append(watch.line)
         target.executor.called(RUN, SiteName(daemon.site.name), stands=True)
 
-    def _hear(self, watch: SimWatch, word: executor.NeighbourState) -> None:
+    def _hear(self, watch: SimWatch, word: NeighbourState) -> None:
         watch.told = word
         self.note("   ", word.state, f"received {word.received} settled {word.settled} closed {word.closed}")
         watch.saw(word)
@@ -346,10 +357,10 @@ class World:
         there = self._daemon(courier.edge.receiver)
         courier.begun = False
         if not courier.parcel.path.exists():
-            raise Fault(f"{sender} has removed what it has to hand over on {offer.edge}")
+            raise FaultError(f"{sender} has removed what it has to hand over on {offer.edge}")
         data = courier.parcel.path.read_bytes()
         if hashlib.sha256(data).hexdigest() != offer.sha256:
-            raise Fault(f"{sender} has something else to hand over on {offer.edge} than it says")
+            raise FaultError(f"{sender} has something else to hand over on {offer.edge} than it says")
         receipt: int | Receipt | None = None
         try:
             with self._inside(there, executor_thread=False):
@@ -371,7 +382,7 @@ class World:
     def _train(self, daemon: Daemon, trainer: SimTrainer) -> None:
         site, inputs = daemon.site, trainer.inputs or ()
         if not all(path.exists() for path in inputs):
-            raise Fault(f"{site.name} has removed an input of a step that it computes")
+            raise FaultError(f"{site.name} has removed an input of a step that it computes")
         if not trainer.told and self.choices.pick(2):
             trainer.told = True
             trainer.tell(Progress(EventKind.EPOCH, {"eta_seconds": 1.0}))
@@ -410,12 +421,12 @@ class World:
             self.kill(name)
             if not self.choices.happens(self.odds.stays):
                 self.boot(name)
-        except (FedelmyError, Fault) as error:
-            if executor_thread and not isinstance(error, Fault):
-                raise Fault(f"{name}: {traceback.format_exc()}") from error
+        except (FedelmyError, FaultError) as error:
+            if executor_thread and not isinstance(error, FaultError):
+                raise FaultError(f"{name}: {traceback.format_exc()}") from error
             raise
         except Exception as error:
-            raise Fault(f"{name}: {traceback.format_exc()}") from error
+            raise FaultError(f"{name}: {traceback.format_exc()}") from error
         finally:
             self._running = None
             self._crash_in = self._slip_in = 0

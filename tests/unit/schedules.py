@@ -1,6 +1,6 @@
 """Schedules made by chance for a simulated federation, what must hold after each, and how a bad one is shortened.
 
-    python tests/unit/schedules.py FIRST COUNT [KIND]    try so many seeds of a kind, print the shortest of each failure
+python tests/unit/schedules.py FIRST COUNT [KIND]    try so many seeds of a kind, print the shortest of each failure
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Final
 
 from chance import Choices, Odds
-from chaos import RUN, Fault, Policy, World
-from stand_ins import Site
+from chaos import FaultError, Policy, World
+from stand_ins import RUN, Daemon, Site
 
 from fedelmy_node.domain.events import EventKind, RunState, StepState
 from fedelmy_node.domain.names import site_of
-from fedelmy_node.domain.plan import Shortcut, StepKind
+from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.store.records import EdgeState, RunRecord
 
-__all__ = ["KINDS", "Ending", "problems", "try_schedule", "shortened"]
+__all__ = ["KINDS", "Ending", "problems", "try_schedule", "told"]
 
 KINDS: Final = {
     "wait": ("wait",),
@@ -47,9 +47,8 @@ class Ending:
     """A site may be given up and the run with it."""
     cancelled_at: set[str] = field(default_factory=set)
     """The sites that an operator's cancel reached before the run was over there."""
-    pruned: set[str] = field(default_factory=set)
-    failed: bool = False
-    """A step could not be done for a while."""
+    down_for_good: bool = False
+    """Some site did not come back, so one that never began may expire."""
 
 
 def problems(world: World, ending: Ending) -> list[str]:
@@ -65,23 +64,24 @@ def problems(world: World, ending: Ending) -> list[str]:
         allowed.add(RunState.CANCELLED)
     if ending.aborts:
         allowed.add(RunState.ABORTED)
-    found += (
-        f"{name} is {state}"
-        for name, state in states.items()
-        if state not in allowed and not _waits_for_the_forgetful(world, name)
-    )
+    if ending.down_for_good:
+        allowed.add(RunState.EXPIRED)
+    if not any(_looks_for_the_forgetful(daemon) for daemon in world.daemons):
+        found += (f"{name} is {state}" for name, state in states.items() if state not in allowed)
     if ending.waits and not ending.cancelled_at:
         found += (
-            f"{name} has not the undisturbed result" for name, site in up.items() if not _whole(site, world)
+            f"{name} has not the undisturbed result"
+            for name, site in up.items()
+            if site.is_over and not _whole(site, world)
         )
     return found
 
 
-def _waits_for_the_forgetful(world: World, name: str) -> bool:
-    """Whether a site looks for one that was over and has forgotten the run: only an operator can say what that means."""
-    daemon = world.sites[name].daemon
-    assert daemon is not None
-    return any(absent.code == "E-RUN-UNKNOWN" for absent in daemon.executor.absent(RUN))
+def _looks_for_the_forgetful(daemon: Daemon) -> bool:
+    """Whether it waits for a site that has forgotten the run: only an operator can say what that means."""
+    return (
+        any(absent.code == "E-RUN-UNKNOWN" for absent in daemon.executor.absent(RUN)) if daemon.site.record else False
+    )
 
 
 def _wrong_at(site: Site, record: RunRecord) -> Iterator[str]:
@@ -136,7 +136,7 @@ def try_schedule(root: Path, kind: str, choices: Choices) -> tuple[list[str], Wo
         try:
             _disturb(world, ending)
             found = _heal(world, plan, ending)
-        except Fault as fault:
+        except FaultError as fault:
             found = [str(fault)]
         return found, world
 
@@ -178,16 +178,14 @@ def _blow(world: World, ending: Ending) -> None:
     elif what < 17:
         world.mend()
     elif what < 18 and up:
-        ending.failed |= world.fail_step(_one_of(up, choices))
+        world.fail_step(_one_of(up, choices))
     elif what < 19 and up and choices.happens(0.3):
         name = _one_of(up, choices)
         if world.sites[name].record and not world.sites[name].is_over:
             ending.cancelled_at.add(name)
         world.cancel(name)
     elif over:
-        name = _one_of(over, choices)
-        ending.pruned.add(name)
-        world.prune(name)
+        world.prune(_one_of(over, choices))
 
 
 def _heal(world: World, plan: dict[str, Policy], ending: Ending) -> list[str]:
@@ -204,13 +202,16 @@ def _heal(world: World, plan: dict[str, Policy], ending: Ending) -> list[str]:
         if daemon.site.state == RunState.FAILED:
             world.start(daemon.site.name)
     world.settle()
-    found = problems(world, ending)
     down = [name for name, site in world.sites.items() if site.daemon is None]
+    if down and any(site.state == RunState.PREPARED for site in world.sites.values()):
+        ending.down_for_good = True
+        world.tick(25 * 3600.0)
+        world.settle()
+    found = problems(world, ending)
     if down and not found:
         if choices.happens(0.3):
             for daemon in world.daemons:
                 if daemon.site.record:
-                    ending.pruned.add(daemon.site.name)
                     world.prune(daemon.site.name)
         for name in down:
             world.boot(name)
@@ -223,7 +224,7 @@ def _one_of(names: list[str], choices: Choices) -> str:
     return names[choices.pick(len(names))]
 
 
-def shortened(made: list[int], fails: Callable[[list[int]], bool], seconds: float = 60.0) -> list[int]:
+def shortened(made: list[int], fails: Callable[[Choices], bool], seconds: float = 60.0) -> list[int]:
     """The shortest list of choices found in this time that still fails: parts removed, then set to nought."""
     end = time.monotonic() + seconds
     best, size = list(made), max(1, len(made) // 2)
@@ -233,7 +234,7 @@ def shortened(made: list[int], fails: Callable[[list[int]], bool], seconds: floa
             cut = best[:at] + best[at + size :]
             nought = best[:at] + [0] * len(best[at : at + size]) + best[at + size :]
             for attempt in (cut, nought):
-                if attempt != best and fails(attempt):
+                if attempt != best and fails(Choices(given=attempt)):
                     best = attempt
                     break
             else:
@@ -242,34 +243,33 @@ def shortened(made: list[int], fails: Callable[[list[int]], bool], seconds: floa
     return best
 
 
-def _explore(kind: str, seeds: Iterable[int]) -> None:
-    """Try seeds, and tell the shortest schedule of every kind of failure."""
+def _explore(kind: str, seeds: Iterable[int], scratch: Path) -> None:
+    """Try seeds, and tell the shortest schedule of every family of failures."""
     seen: Counter[str] = Counter()
     tried = 0
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:  # noqa: S108 - nothing there has to last
+    for seed in seeds:
+        tried += 1
+        choices = Choices(seed)
+        what = _family(try_schedule(scratch, kind, choices)[0])
+        seen[what] += 1
+        if what and seen[what] == 1:
+            _say(f"seed {seed}:", *told(kind, choices, scratch), "")
+    _say(f"{kind}: {tried} schedules: {dict(seen)}")
 
-        def attempt(choices: Choices) -> tuple[list[str], World]:
-            return try_schedule(Path(scratch) / "world", kind, choices)
 
-        for seed in seeds:
-            tried += 1
-            choices = Choices(seed)
-            found, _ = attempt(choices)
-            if not found:
-                continue
-            what = _family(found)
-            seen[what] += 1
-            if seen[what] == 1:
-                least = shortened(choices.made, lambda made, what=what: _family(attempt(Choices(given=made))[0]) == what)  # type: ignore[misc]
-                found, world = attempt(Choices(given=least))
-                shown = next((at for at, line in enumerate(world.trace) if line.endswith(" mend")), 0) + 80
-                _say(f"seed {seed}: {found}", *world.trace[:shown], "")
-    _say(f"{kind}: {tried} schedules, {sum(seen.values())} bad: {dict(seen)}")
+def told(kind: str, choices: Choices, scratch: Path) -> list[str]:
+    """A bad schedule made short, in words; what follows once all is mended is cut off."""
+    what = _family(try_schedule(scratch, kind, Choices(given=choices.made))[0])
+    least = shortened(choices.made, lambda given: _family(try_schedule(scratch, kind, given)[0]) == what)
+    found, world = try_schedule(scratch, kind, Choices(given=least))
+    mended = next((at for at, line in enumerate(world.trace) if line.endswith(" mend")), 0)
+    return [*world.trace[: mended + 80], *found]
 
 
 def _family(found: list[str]) -> str:
     """What kind of failure it is, whoever meets it."""
-    return re.sub(r"\b[a-e]\b", "x", found[0].strip().splitlines()[-1])[:100] if found else ""
+    last = found[0].strip().splitlines()[-1] if found else ""
+    return re.sub(r"\b[a-e]\b", "x", last)[:100]
 
 
 def _say(*lines: str) -> None:
@@ -280,5 +280,6 @@ def _say(*lines: str) -> None:
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     first, count = int(sys.argv[1]), int(sys.argv[2])
-    for each in sys.argv[3:] or KINDS:
-        _explore(each, range(first, first + count))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        for each in sys.argv[3:] or KINDS:
+            _explore(each, range(first, first + count), Path(directory) / "world")

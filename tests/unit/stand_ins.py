@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.courier import News
@@ -18,13 +18,14 @@ from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.preparation import Cancel, read_cancel
 from fedelmy_node.daemon.trainers import Message
+from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
-from fedelmy_node.domain.names import RunId, SiteName
+from fedelmy_node.domain.names import EdgeId, RunId, SiteName, run_id
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.reports import NeighbourState, Signed
 from fedelmy_node.domain.transfer import Offer, Parcel
-from fedelmy_node.errors import FedelmyError, TransferError
+from fedelmy_node.errors import FedelmyError, RunError, TransferError
 from fedelmy_node.rpc.clients import PeerClient
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
@@ -32,10 +33,13 @@ from fedelmy_node.store.records import RunRecord
 from fedelmy_node.training.job import Job
 
 __all__ = [
-    "Clock", "SimJournal", "SimPeers", "SimLoop", "SimWatch", "Line", "SimCourier", "SimArrival", "SimTrainer", "Daemon", "Site",
+    "RUN", "Clock", "SimJournal", "SimPeers", "SimLoop", "SimWatch", "Line", "SimCourier", "SimArrival", "SimTrainer",
+    "Daemon", "Site",
 ]  # fmt: skip
 
 
+RUN: Final = run_id("run-1")
+"""The run of every schedule."""
 Home = Callable[[], "Daemon"]
 """The daemon in which something is made."""
 
@@ -58,17 +62,25 @@ class SimJournal(Journal):
     def __init__(self, site: str, touched: Callable[[str, bool], None]) -> None:
         super().__init__(":memory:", SiteName(site))
         self._touched = touched
-        self.version = 0
+        self._looked: dict[RunId, RunRecord] = {}
+        self.commits = 0
 
     def wake(self) -> None:
         super().wake()
-        self.version += 1
+        self.commits += 1
+        self._looked.clear()
         self._touched(self._site, True)
 
     def run(self, run: RunId) -> RunRecord:
-        record = super().run(run)
+        record = self.look(run)
         self._touched(self._site, False)
         return record
+
+    def look(self, run: RunId) -> RunRecord:
+        """Without anything happening meanwhile; read once between two commits."""
+        if run not in self._looked:
+            self._looked[run] = super().run(run)
+        return self._looked[run]
 
 
 class SimPeers:
@@ -149,9 +161,7 @@ class Line:
 class SimCourier:
     """Stands in for Courier: begins, brings all blocks at once, and hears the receipt."""
 
-    def __init__(
-        self, home: Home, edge: Edge, parcel: Parcel, connect: object, tell: Callable[[News], None]
-    ) -> None:
+    def __init__(self, home: Home, edge: Edge, parcel: Parcel, connect: object, tell: Callable[[News], None]) -> None:
         self.edge, self.parcel, self.tell = edge, parcel, tell
         self.begun = self.failed = False
         self._home = home()
@@ -255,15 +265,29 @@ class Site:
     workspace: Workspace
     daemon: Daemon | None = None
     trainer_deaths: int = 0
-    _known: tuple[int, RunRecord | None] = (-1, None)
+    words: dict[tuple[str, frozenset[EdgeId]], NeighbourState] = field(default_factory=dict)
+    """What neighbours would be told, as of `words_at` commits."""
+    words_at: int = -1
 
     @property
     def record(self) -> RunRecord | None:
         """The run as the journal has it; None if it was forgotten."""
-        if self._known[0] != self.journal.version:
-            runs = self.journal.runs()
-            self._known = self.journal.version, Journal.run(self.journal, runs[0].run) if runs else None
-        return self._known[1]
+        try:
+            return self.journal.look(RUN)
+        except RunError:
+            return None
+
+    def word_for(self, asker: str) -> NeighbourState | None:
+        """What it tells a neighbour; None if it knows nothing of the run."""
+        if self.record is None or self.daemon is None:
+            return None
+        if self.words_at != self.journal.commits:
+            self.words_at = self.journal.commits
+            self.words.clear()
+        key = asker, self.daemon.executor.near(RUN)
+        if key not in self.words:
+            self.words[key] = state_for(self.record, SiteName(asker), key[1])
+        return self.words[key]
 
     @property
     def state(self) -> RunState | None:
