@@ -30,7 +30,7 @@ def to_watch(record: RunRecord, absent: AbstractSet[SiteName]) -> set[SiteName]:
     """The neighbours that something is still expected of, and, where all before them are absent, those behind them."""
     plan, found = record.slice, set()
     for way in _open_inputs(record):
-        if isinstance(way, Edge) and _sites(way) <= absent:
+        if isinstance(way, Edge) and _sites(way) <= absent | _declined(record, way):
             found.add(way.sender)
     for edge in plan.edges_out:
         if not record.is_over(edge.source) and (_is_used(record, edge) or _sites(edge) <= absent):
@@ -87,7 +87,7 @@ def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
     before = len(gone)
     for step in in_order(plan.steps):
         ended = record.steps[step.id].state in _ENDED
-        if not ended and any(need in gone or _is_lost(record, step, need, given_up) for need in step.needs):
+        if not ended and any(need in gone or _is_lost(record, step, need, given_up, gone) for need in step.needs):
             gone.add(step.id)
     for step in reversed(in_order(plan.steps)):
         if record.steps[step.id].state not in _ENDED and not _is_wanted(record, step, gone):
@@ -95,14 +95,20 @@ def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
     return sorted(step for step in gone if record.steps[step].state != StepState.SKIPPED) if len(gone) > before else []
 
 
-def _is_lost(record: RunRecord, step: Step, need: StepId, given_up: AbstractSet[SiteName]) -> bool:
+def _is_lost(
+    record: RunRecord, step: Step, need: StepId, given_up: AbstractSet[SiteName], gone: AbstractSet[StepId]
+) -> bool:
     """Whether a need from another site will never be met: who should have met it went on without this site."""
     if need in record.steps or record.way(step.id, need) is not None:
         return False
-    own, *around = [way for way in record.slice.ways_to(step.id, need) if isinstance(way, Edge)]
+    ways = record.slice.ways_to(step.id, need)
+    own, *around = [way for way in ways if isinstance(way, Edge)]
     closed = {way.id: record.edges[way.id].state == EdgeState.CLOSED for way in (own, *around)}
+    # What this site could have used instead was left out itself.
+    nothing_here = any(isinstance(way, Shortcut) and way.source in gone for way in ways)
     return closed[own.id] or (
-        any(closed.values()) and all(closed[way.id] or way.sender in given_up for way in (own, *around))
+        (nothing_here or any(closed.values()))
+        and all(closed[way.id] or way.sender in given_up for way in (own, *around))
     )
 
 
@@ -152,9 +158,10 @@ def state_for(record: RunRecord, asker: SiteName, near: AbstractSet[EdgeId]) -> 
 
 
 def _will_not_come(record: RunRecord, edge: Edge) -> bool:
-    """Whether the receiver of an edge waits in vain: it was skipped, or this site was and has nothing for it."""
+    """Whether the receiver of an edge waits in vain: it was skipped, or this site was, or all went well without it."""
     skipped = record.steps[edge.source].state == StepState.SKIPPED
-    return skipped or record.is_superseded(edge) or record.is_dead_end(edge)
+    unused = record.edges[edge.id].state in (EdgeState.WAITING, EdgeState.MOVING) and record.is_over(edge.source)
+    return skipped or unused or record.is_superseded(edge) or record.is_dead_end(edge)
 
 
 def _open_inputs(record: RunRecord) -> list[Edge | Shortcut]:
@@ -168,6 +175,12 @@ def _open_inputs(record: RunRecord) -> list[Edge | Shortcut]:
         for way in record.slice.ways_to(step.id, need)
         if record.edges[way.id].state != EdgeState.CLOSED
     ]
+
+
+def _declined(record: RunRecord, way: Edge) -> set[SiteName]:
+    """The sites that have said that nothing will come from them for the need that a way is for."""
+    rivals = (edge for edge in record.slice.edges_in if (edge.target, edge.need) == (way.target, way.need))
+    return {edge.sender for edge in rivals if record.edges[edge.id].state == EdgeState.CLOSED}
 
 
 def _is_used(record: RunRecord, edge: Edge) -> bool:
