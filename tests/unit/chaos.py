@@ -13,9 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +22,9 @@ from typing import Final, NamedTuple, Self
 import pytest
 from chance import Choices, Odds
 from federations import make_federation
+from mishaps import Action, FaultError, Mishaps
 from stand_ins import (
     RUN,
-    Clock,
     Daemon,
     Line,
     SimArrival,
@@ -56,7 +54,7 @@ from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared, read_slice
 from fedelmy_node.training.job import Outcome
 
-__all__ = ["RUN", "Policy", "Action", "FaultError", "World"]
+__all__ = ["Policy", "World"]
 
 _MOST_ACTIONS: Final = 5000
 """Without time passing: more than any schedule needs, so something goes round in circles."""
@@ -71,24 +69,6 @@ class Policy(NamedTuple):
     patience_seconds: int = 10
 
 
-class Action(NamedTuple):
-    """Something that can happen next."""
-
-    kind: str
-    """loop, watch, hang up, carry or train."""
-    site: str
-    about: str
-    do: Callable[[], None]
-
-
-class FaultError(AssertionError):
-    """Something happened that must not happen in any schedule."""
-
-
-class _Crash(BaseException):
-    """A site dies at a commit; nothing of the product catches it."""
-
-
 @cache
 def _slices(policies: tuple[tuple[str, Policy], ...], deliver: str) -> Mapping[SiteName, Signed]:
     members = [
@@ -98,44 +78,40 @@ def _slices(policies: tuple[tuple[str, Policy], ...], deliver: str) -> Mapping[S
     return signed_slices(compile_plan(make_federation(members=members, deliver=deliver), RUN), None)
 
 
-class World:
+class World(Mishaps):
     """A chain of sites that have prepared a run; as a context manager, it replaces what is simulated."""
 
     def __init__(
         self, root: Path, policies: Mapping[str, Policy], deliver: str = "all", choices: Choices | None = None
     ) -> None:
-        self.choices = choices or Choices()
-        self.odds = Odds()
-        self.clock = Clock()
+        super().__init__(choices or Choices())
         self.cuts: set[tuple[str, str]] = set()
         """Who cannot call whom."""
-        self.trace: list[str] = []
         self.sites: dict[str, Site] = {}
         self._root = root
         self._lines: list[Line] = []
-        self._running: Daemon | None = None
-        self._crash_in = self._slip_in = 0
         self._patch = pytest.MonkeyPatch()
+        self._prepared: dict[str, Prepared] = {}
         for name, signed in _slices(tuple(policies.items()), deliver).items():
             config = load_site_config(Given(state=root / name, data="digits"))
             layout = Layout(root / name)
             layout.create()
-            self.sites[name] = Site(name, config, layout, SimJournal(name, self._touched), Workspace(config, layout))
-            prepared = Prepared(
+            self.sites[name] = Site(name, config, layout, SimJournal(name, self.touched), Workspace(config, layout))
+            self._prepared[name] = Prepared(
                 payload=signed.payload, slice=read_slice(signed.payload), signature=b"", certificate=b"",
                 operator="o", manifest=(), report={},
             )  # fmt: skip
-            self.sites[name].journal.add_run(prepared)
 
     def __enter__(self) -> Self:
         for module in (absence, executor, lookout, steps, journal):
             self._patch.setattr(module, "time", self.clock)
-        self._patch.setattr(executor, "Loop", partial(SimLoop, self._home))
-        self._patch.setattr(lookout, "_Watch", partial(SimWatch, self._home))
-        self._patch.setattr(outbox, "Courier", partial(SimCourier, self._home))
-        self._patch.setattr(device, "Trainer", partial(SimTrainer, self._home))
+        self._patch.setattr(executor, "Loop", partial(SimLoop, self.home))
+        self._patch.setattr(lookout, "_Watch", partial(SimWatch, self.home))
+        self._patch.setattr(outbox, "Courier", partial(SimCourier, self.home))
+        self._patch.setattr(device, "Trainer", partial(SimTrainer, self.home))
         self._patch.setattr(inbox, "Arrival", SimArrival)
-        for name in self.sites:
+        for name, site in self.sites.items():
+            site.journal.add_run(self._prepared[name])
             self.boot(name)
             self._daemon(name).executor.prepared(RUN)
         return self
@@ -148,10 +124,6 @@ class World:
             site.journal.close()
         shutil.rmtree(self._root)
 
-    def _home(self) -> Daemon:
-        assert self._running is not None
-        return self._running
-
     def _daemon(self, name: str) -> Daemon:
         found = self.sites[name].daemon
         assert found is not None, f"{name} is down"
@@ -163,7 +135,7 @@ class World:
         self.note("boot", name)
         site = self.sites[name]
         site.daemon = daemon = Daemon(site)
-        with self._inside(daemon, executor_thread=False, safely=True):
+        with self.inside(daemon, executor_thread=False, safely=True):
             daemon.executor = executor.Executor(site.config, site.workspace, site.journal, SimPeers(), daemon)  # type: ignore[arg-type]
             daemon.inbox = inbox.Inbox(site.journal, site.layout, daemon.executor.received)
             daemon.executor.open()
@@ -187,7 +159,7 @@ class World:
 
     def _ask(self, name: str, what: str, question: Callable[[Daemon], object]) -> None:
         self.note(what, name)
-        with self._inside(self._daemon(name)):
+        with self.inside(self._daemon(name)):
             try:
                 question(self._daemon(name))
             except RunError as error:
@@ -216,8 +188,10 @@ class World:
         self.clock.now += seconds
         self.note("tick", f"{seconds:g}")
         for daemon in self.daemons:
-            for one in (*daemon.watches, *daemon.couriers):
-                one.hurry()
+            for watch in daemon.watches:
+                watch.hurry()
+            for courier in daemon.couriers:
+                courier.hurry()
             alarm = daemon.loop.alarm()
             daemon.loop.due = alarm is not None and alarm <= 0
 
@@ -226,9 +200,6 @@ class World:
     @property
     def daemons(self) -> list[Daemon]:
         return [site.daemon for site in self.sites.values() if site.daemon is not None]
-
-    def note(self, *words: str) -> None:
-        self.trace.append(f"{self.clock.now - 1000:5.1f} {' '.join(word for word in words if word)}")
 
     def settle(self, seconds: float = 300.0) -> None:
         """Nothing goes wrong any more; let everything happen until all runs are over or so much time has passed."""
@@ -240,9 +211,9 @@ class World:
             self.tick(max(0.5, min([*alarms, _LONGEST_NAP_SECONDS])))
             self.drain()
 
-    def drain(self) -> None:
-        """Let everything happen that can happen without time passing."""
-        self.until(lambda: not self.actions())
+    def drain(self, only: Callable[[Action], bool] = lambda _: True) -> None:
+        """Let everything happen, of these `only`, that can happen without time passing."""
+        self.until(lambda: not any(map(only, self.actions())), only)
 
     def until(self, reached: Callable[[], object], only: Callable[[Action], bool] = lambda _: True) -> None:
         """Let things happen, of these `only`, until a moment is `reached`."""
@@ -288,7 +259,7 @@ class World:
         """One turn of an executor's loop."""
         loop = daemon.loop
         rings, loop.due = loop.due, False
-        with self._inside(daemon):
+        with self.inside(daemon):
             if not rings:
                 loop.posted.popleft()()
                 return
@@ -363,7 +334,7 @@ class World:
             raise FaultError(f"{sender} has something else to hand over on {offer.edge} than it says")
         receipt: int | Receipt | None = None
         try:
-            with self._inside(there, executor_thread=False):
+            with self.inside(there, executor_thread=False):
                 if begun:
                     blocks = iter([data])
                     receipt = there.inbox.receive(sender, RUN, offer.edge, offer.sha256, 0, blocks)  # type: ignore[arg-type]
@@ -400,48 +371,3 @@ class World:
             trainer.job.output.write_text(text)
             outcome = Outcome(sha256=hashlib.sha256(text.encode()).hexdigest(), bytes=len(text))
         trainer.tell(Finished(outcome))
-
-    # --- threads and crashes ------------------------------------------------------------------------------
-
-    @contextmanager
-    def _inside(self, daemon: Daemon, *, executor_thread: bool = True, safely: bool = False) -> Iterator[None]:
-        """Code of the product runs in a daemon, which may die of it."""
-        if self._running is daemon:  # on another thread, in the middle of what the executor does
-            yield
-            return
-        name = daemon.site.name
-        self._running = daemon
-        if not safely:
-            self._crash_in = 1 + self.choices.pick(8) if self.choices.happens(self.odds.crash) else 0
-            self._slip_in = 1 + self.choices.pick(16) if executor_thread and self.choices.happens(self.odds.slip) else 0
-        try:
-            yield
-        except _Crash:
-            self._running = None
-            self.kill(name)
-            if not self.choices.happens(self.odds.stays):
-                self.boot(name)
-        except (FedelmyError, FaultError) as error:
-            if executor_thread and not isinstance(error, FaultError):
-                raise FaultError(f"{name}: {traceback.format_exc()}") from error
-            raise
-        except Exception as error:
-            raise FaultError(f"{name}: {traceback.format_exc()}") from error
-        finally:
-            self._running = None
-            self._crash_in = self._slip_in = 0
-
-    def _touched(self, name: str, committed: bool) -> None:
-        """A journal was written or looked at: the moment at which others may come in between, or a site dies."""
-        if self._running is None or self._running.site.name != name:
-            return
-        if self._slip_in:
-            self._slip_in -= 1
-            if not self._slip_in and (possible := self.actions(asked=name)):
-                action = possible[self.choices.pick(len(possible))]
-                self.note("  meanwhile:", *action[:3])
-                action.do()
-        if committed and self._crash_in:
-            self._crash_in -= 1
-            if not self._crash_in:
-                raise _Crash

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from chance import Choices, Odds
-from chaos import FaultError, Policy, World
+from chaos import Policy, World
+from mishaps import FaultError
 from stand_ins import RUN, Daemon, Site
 
 from fedelmy_node.domain.events import EventKind, RunState, StepState
@@ -68,6 +69,7 @@ def problems(world: World, ending: Ending) -> list[str]:
         allowed.add(RunState.EXPIRED)
     if not any(_looks_for_the_forgetful(daemon) for daemon in world.daemons):
         found += (f"{name} is {state}" for name, state in states.items() if state not in allowed)
+    found += _ended_apart(list(up.values()))
     if ending.waits and not ending.cancelled_at:
         found += (
             f"{name} has not the undisturbed result"
@@ -75,6 +77,15 @@ def problems(world: World, ending: Ending) -> list[str]:
             if site.is_over and not _whole(site, world)
         )
     return found
+
+
+def _ended_apart(sites: list[Site]) -> Iterator[str]:
+    """A run that was cancelled or aborted somewhere is not done anywhere later."""
+    records = {site.name: site.record for site in sites if site.record}
+    ends = [r.changed_at for r in records.values() if r.state in (RunState.ABORTED, RunState.CANCELLED)]
+    for name, record in records.items():
+        if ends and record.state == RunState.DONE and record.changed_at > min(ends):
+            yield f"{name} is done after others ended"
 
 
 def _looks_for_the_forgetful(daemon: Daemon) -> bool:

@@ -47,8 +47,10 @@ Home = Callable[[], "Daemon"]
 class Clock:
     """Stands in for the module `time`."""
 
+    START = 1000.0
+
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now = self.START
 
     def monotonic(self) -> float:
         return self.now

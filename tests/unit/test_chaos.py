@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from chance import Choices
-from chaos import Action, Policy, World
+from chaos import Policy, World
+from mishaps import Action
 from schedules import KINDS, Ending, problems, told, try_schedule
 from stand_ins import RUN
 
@@ -245,6 +246,22 @@ def test_a_cancel_that_reaches_one_site_only(make: Make, policy: str, reached: s
     assert problems(world, Ending(cancelled_at={reached})) == []
     assert set(states(world).values()) == {RunState.CANCELLED}
     assert all(site.record and site.record.cancel for site in world.sites.values()), "kept for those who come back"
+
+
+def test_a_word_that_tells_of_a_cancel_and_that_all_is_settled(make: Make) -> None:
+    """c was down while the result arrived everywhere and b was cancelled: the operator's word comes first."""
+    world = make("wait")
+    world.until(lambda: has(world, "b", "deliver.1@c>deliver.2@b"))
+    world.kill("c")
+    world.until(
+        lambda: has(world, "a", "deliver.2@b>deliver.3@a"), lambda action: action[:3] != ("train", "b", "evaluate")
+    )
+    world.until(lambda: not world.actions(), lambda action: action[:3] != ("train", "b", "evaluate"))
+    world.cancel("b")
+    world.boot("c")
+    world.settle()
+    assert problems(world, Ending(cancelled_at={"b"})) == []
+    assert states(world)["c"] == RunState.CANCELLED
 
 
 def _but_to_c(action: Action) -> bool:
