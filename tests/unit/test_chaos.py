@@ -209,7 +209,7 @@ def test_a_crash_while_steps_are_left_out(make: Make, monkeypatch: pytest.Monkey
 
     def pass_by(world: World, seconds: int) -> None:
         for _ in range(seconds // 5):
-            world.until(lambda: not any(map(but_training_at_a, world.actions())), but_training_at_a)
+            world.drain(but_training_at_a)
             world.tick(5)
 
     for commit in range(1, 5):
@@ -253,10 +253,7 @@ def test_a_word_that_tells_of_a_cancel_and_that_all_is_settled(make: Make) -> No
     world = make("wait")
     world.until(lambda: has(world, "b", "deliver.1@c>deliver.2@b"))
     world.kill("c")
-    world.until(
-        lambda: has(world, "a", "deliver.2@b>deliver.3@a"), lambda action: action[:3] != ("train", "b", "evaluate")
-    )
-    world.until(lambda: not world.actions(), lambda action: action[:3] != ("train", "b", "evaluate"))
+    world.drain(lambda action: action[:3] != ("train", "b", "evaluate"))
     world.cancel("b")
     world.boot("c")
     world.settle()
