@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -261,6 +262,21 @@ def test_a_word_that_tells_of_a_cancel_and_that_all_is_settled(make: Make) -> No
     assert states(world)["c"] == RunState.CANCELLED
 
 
+@pytest.mark.parametrize("policy", ["wait", "skip", "abort"])
+def test_the_end_of_a_run_is_heard_from_a_site_that_has_given_all(make: Make, policy: str) -> None:
+    """b has a's output and, as the result goes no further than c, nothing for a; a is cancelled or aborts."""
+    world = make(policy, "ab", "last", c=Policy("wait"))
+    world.until(lambda: trains(world, "b"))
+    world.kill("b")
+    if policy != "abort":
+        world.cancel("a")
+    world.settle(60)
+    world.boot("b")
+    world.settle()
+    end = RunState.ABORTED if policy == "abort" else RunState.CANCELLED
+    assert states(world) == dict.fromkeys("abc", end)
+
+
 def _but_to_c(action: Action) -> bool:
     return action.kind != "carry" or ">train.3@c" not in action.about
 
@@ -305,7 +321,8 @@ def test_a_site_that_was_left_out_returns_beside_others_that_stay_dead(make: Mak
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_schedules_by_chance(tmp_path: Path, kind: str) -> None:
+def test_schedules_by_chance(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)  # the schedule that is printed says more
     for seed in range(SEEDS):
         choices = Choices(seed)
         found, _ = try_schedule(tmp_path / "world", kind, choices)

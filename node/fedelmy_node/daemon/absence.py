@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedelmy_node.daemon.lookout import Lookout
-from fedelmy_node.daemon.ways import to_watch
+from fedelmy_node.daemon.ways import to_hear, to_watch
 from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, site_of
 from fedelmy_node.domain.reports import Absent
@@ -32,17 +32,17 @@ class Absences:
         self._due: dict[RunId, float] = {}
 
     def watch(self, record: RunRecord) -> None:
-        """Look for everybody whom the run still needs, and note when patience with one of them ends."""
+        """Look for everybody whom the run still needs, listen to whom it had, and note when patience with one ends."""
         run, plan = record.slice.run, record.slice
-        absent = {site for site, seen in self._lookout.sightings(run).items() if not seen.present}
-        self._lookout.watch(plan, to_watch(record, absent))
+        needed = self._needed(record)
+        self._lookout.watch(plan, needed | to_hear(record))
         self._due.pop(run, None)
         if record.state == RunState.RUNNING:
             now = time.monotonic()
             ends = [
                 seen.since + plan.neighbour(site).absence.patience_seconds
                 for site, seen in self._lookout.sightings(run).items()
-                if not seen.present and plan.neighbour(site).absence.on_unreachable != "wait"
+                if site in needed and not seen.present and plan.neighbour(site).absence.on_unreachable != "wait"
             ]
             if later := [end for end in ends if end > now]:
                 self._due[run] = min(later)
@@ -72,6 +72,8 @@ class Absences:
             self._told.discard(key)
             self._journal.record(run, None, EventKind.REACHABLE, {"peer": site})
         elif seen.error is not None and key not in self._told and record.state == RunState.RUNNING:
+            if site not in self._needed(record):
+                return False
             self._told.add(key)
             absence = record.slice.neighbour(site).absence
             data = {
@@ -111,10 +113,11 @@ class Absences:
         }  # fmt: skip
 
     def report(self, record: RunRecord) -> tuple[Absent, ...]:
-        """Everybody who is looked for in vain."""
+        """Everybody who is needed and looked for in vain."""
         run, plan, found = record.slice.run, record.slice, []
+        needed = self._needed(record)
         for site, seen in sorted(self._lookout.sightings(run).items()):
-            if not seen.present and seen.error is not None:
+            if site in needed and not seen.present and seen.error is not None:
                 absence = plan.neighbour(site).absence
                 found.append(
                     Absent(
@@ -123,6 +126,11 @@ class Absences:
                     )
                 )  # fmt: skip
         return tuple(found)
+
+    def _needed(self, record: RunRecord) -> set[SiteName]:
+        """Those of whom something is still expected; the others are only listened to."""
+        sightings = self._lookout.sightings(record.slice.run)
+        return to_watch(record, {site for site, seen in sightings.items() if not seen.present})
 
     def _over(self, record: RunRecord) -> list[Absent]:
         return [absent for absent in self.report(record) if absent.seconds >= absent.patience_seconds]

@@ -19,7 +19,7 @@ from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.store.records import EdgeState, RunRecord
 
 __all__ = [
-    "to_watch", "to_send", "ways_around", "dead_ends", "useless", "is_complete", "edges_after",
+    "to_watch", "to_hear", "to_send", "ways_around", "dead_ends", "useless", "is_complete", "edges_after",
     "state_for",
 ]  # fmt: skip
 
@@ -36,6 +36,12 @@ def to_watch(record: RunRecord, absent: AbstractSet[SiteName]) -> set[SiteName]:
         if not record.is_over(edge.source) and (_is_used(record, edge) or _sites(edge) <= absent):
             found.add(edge.receiver)
     return found
+
+
+def to_hear(record: RunRecord) -> set[SiteName]:
+    """The neighbours from which things came or should have come: a cancel or an abort counts even if they gave all."""
+    came = (edge for edge in record.slice.edges_in if record.edges[edge.id].state == EdgeState.DONE or not edge.skips)
+    return {edge.sender for edge in came}
 
 
 def to_send(record: RunRecord) -> list[Edge]:
