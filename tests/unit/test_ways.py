@@ -172,7 +172,7 @@ def test_whom_to_watch_grows_with_the_absent() -> None:
 def test_whoever_sent_is_heard_to_the_end() -> None:
     """A cancel must reach the last site, too, though it needs nobody any more."""
     d = Site("d")
-    assert to_hear(d.record) == set()
+    assert to_hear(d.record) == {"c"}
     d.received("train.3@c>train.4@d")
     assert to_hear(d.record) == {"c"}
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fedelmy_node.daemon.lookout import Lookout, Sighting
+from fedelmy_node.daemon.lookout import Lookout
 from fedelmy_node.daemon.ways import to_hear, to_watch
 from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, site_of
@@ -30,29 +30,25 @@ class Absences:
         self._lookout = lookout
         self._told: set[tuple[RunId, SiteName]] = set()
         self._due: dict[RunId, float] = {}
-        self._needed: dict[RunId, set[SiteName]] = {}
-        """Of the neighbours that are watched, those whose absence matters."""
 
     def watch(self, record: RunRecord) -> None:
-        """Look for everybody whom the run still needs, and note when patience with one of them ends."""
+        """Look for everybody whom the run still needs, listen to whom it had, and note when patience with one ends."""
         run, plan = record.slice.run, record.slice
-        absent = {site for site, seen in self._lookout.sightings(run).items() if not seen.present}
-        self._needed[run] = to_watch(record, absent)
-        self._lookout.watch(plan, self._needed[run] | to_hear(record))
+        needed = self._needed(record)
+        self._lookout.watch(plan, needed | to_hear(record))
         self._due.pop(run, None)
         if record.state == RunState.RUNNING:
             now = time.monotonic()
             ends = [
                 seen.since + plan.neighbour(site).absence.patience_seconds
-                for site, seen in self._sightings(run).items()
-                if not seen.present and plan.neighbour(site).absence.on_unreachable != "wait"
+                for site, seen in self._lookout.sightings(run).items()
+                if site in needed and not seen.present and plan.neighbour(site).absence.on_unreachable != "wait"
             ]
             if later := [end for end in ends if end > now]:
                 self._due[run] = min(later)
 
     def forget(self, run: RunId) -> None:
         self._due.pop(run, None)
-        self._needed.pop(run, None)
         self._told = {key for key in self._told if key[0] != run}
 
     def due(self) -> set[RunId]:
@@ -70,12 +66,14 @@ class Absences:
         """Journal that a neighbour came or went; whether it is there."""
         run, key = record.slice.run, (record.slice.run, site)
         seen = self._lookout.sighting(run, site)
-        if seen is None or site not in self._needed.get(run, ()):
-            return seen is not None and seen.present
+        if seen is None:
+            return False
         if seen.present and key in self._told:
             self._told.discard(key)
             self._journal.record(run, None, EventKind.REACHABLE, {"peer": site})
         elif seen.error is not None and key not in self._told and record.state == RunState.RUNNING:
+            if site not in self._needed(record):
+                return False
             self._told.add(key)
             absence = record.slice.neighbour(site).absence
             data = {
@@ -115,10 +113,11 @@ class Absences:
         }  # fmt: skip
 
     def report(self, record: RunRecord) -> tuple[Absent, ...]:
-        """Everybody who is looked for in vain."""
+        """Everybody who is needed and looked for in vain."""
         run, plan, found = record.slice.run, record.slice, []
-        for site, seen in sorted(self._sightings(run).items()):
-            if not seen.present and seen.error is not None:
+        needed = self._needed(record)
+        for site, seen in sorted(self._lookout.sightings(run).items()):
+            if site in needed and not seen.present and seen.error is not None:
                 absence = plan.neighbour(site).absence
                 found.append(
                     Absent(
@@ -128,9 +127,10 @@ class Absences:
                 )  # fmt: skip
         return tuple(found)
 
-    def _sightings(self, run: RunId) -> dict[SiteName, Sighting]:
-        needed = self._needed.get(run, set())
-        return {site: seen for site, seen in self._lookout.sightings(run).items() if site in needed}
+    def _needed(self, record: RunRecord) -> set[SiteName]:
+        """Those of whom something is still expected; the others are only listened to."""
+        sightings = self._lookout.sightings(record.slice.run)
+        return to_watch(record, {site for site, seen in sightings.items() if not seen.present})
 
     def _over(self, record: RunRecord) -> list[Absent]:
         return [absent for absent in self.report(record) if absent.seconds >= absent.patience_seconds]

@@ -181,6 +181,8 @@ class Executor:
             raise RunError("E-RUN-ABORTED", f"run {run} was aborted: {record.message}")
         if record.state == RunState.EXPIRED:
             raise RunError("E-RUN-EXPIRED", f"run {run} was prepared, but not started in time")
+        if record.state == RunState.FAILED:
+            self._lookout.drop(run)  # a person has seen to it: patience begins anew, and nobody is waited for in vain
         if record.state in (RunState.PREPARED, RunState.FAILED):
             self._go_on(record)
         return self._journal.state(run)

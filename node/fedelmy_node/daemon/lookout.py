@@ -125,9 +125,10 @@ class Lookout:
             return
         if isinstance(seen, NeighbourState):
             watch.stands = True
-            self._words[key] = seen
             self._see(key, None)
             if self._watches.get(key) is watch:
+                # Not earlier: nothing is taken from a word before its cancel, or its abort, was heard.
+                self._words[key] = seen
                 self._heard(*key, seen)
         else:
             # Either it told all that there is to tell, or it is there and has no time.

@@ -30,7 +30,7 @@ def to_watch(record: RunRecord, absent: AbstractSet[SiteName]) -> set[SiteName]:
     """The neighbours that something is still expected of, and, where all before them are absent, those behind them."""
     plan, found = record.slice, set()
     for way in _open_inputs(record):
-        if isinstance(way, Edge) and _sites(way) <= absent:
+        if isinstance(way, Edge) and _sites(way) <= absent | _declined(record, way):
             found.add(way.sender)
     for edge in plan.edges_out:
         if not record.is_over(edge.source) and (_is_used(record, edge) or _sites(edge) <= absent):
@@ -39,8 +39,9 @@ def to_watch(record: RunRecord, absent: AbstractSet[SiteName]) -> set[SiteName]:
 
 
 def to_hear(record: RunRecord) -> set[SiteName]:
-    """The neighbours whose bundle has come: nothing is expected of them but the word that the run has ended."""
-    return {edge.sender for edge in record.slice.edges_in if record.edges[edge.id].state == EdgeState.DONE}
+    """The neighbours from which things came or should have come: a cancel or an abort counts even if they gave all."""
+    came = (edge for edge in record.slice.edges_in if record.edges[edge.id].state == EdgeState.DONE or not edge.skips)
+    return {edge.sender for edge in came}
 
 
 def to_send(record: RunRecord) -> list[Edge]:
@@ -92,7 +93,7 @@ def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
     before = len(gone)
     for step in in_order(plan.steps):
         ended = record.steps[step.id].state in _ENDED
-        if not ended and any(need in gone or _is_lost(record, step, need, given_up) for need in step.needs):
+        if not ended and any(need in gone or _is_lost(record, step, need, given_up, gone) for need in step.needs):
             gone.add(step.id)
     for step in reversed(in_order(plan.steps)):
         if record.steps[step.id].state not in _ENDED and not _is_wanted(record, step, gone):
@@ -100,14 +101,20 @@ def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
     return sorted(step for step in gone if record.steps[step].state != StepState.SKIPPED) if len(gone) > before else []
 
 
-def _is_lost(record: RunRecord, step: Step, need: StepId, given_up: AbstractSet[SiteName]) -> bool:
+def _is_lost(
+    record: RunRecord, step: Step, need: StepId, given_up: AbstractSet[SiteName], gone: AbstractSet[StepId]
+) -> bool:
     """Whether a need from another site will never be met: who should have met it went on without this site."""
     if need in record.steps or record.way(step.id, need) is not None:
         return False
-    own, *around = [way for way in record.slice.ways_to(step.id, need) if isinstance(way, Edge)]
+    ways = record.slice.ways_to(step.id, need)
+    own, *around = [way for way in ways if isinstance(way, Edge)]
     closed = {way.id: record.edges[way.id].state == EdgeState.CLOSED for way in (own, *around)}
+    # What this site could have used instead was left out itself.
+    nothing_here = any(isinstance(way, Shortcut) and way.source in gone for way in ways)
     return closed[own.id] or (
-        any(closed.values()) and all(closed[way.id] or way.sender in given_up for way in (own, *around))
+        (nothing_here or any(closed.values()))
+        and all(closed[way.id] or way.sender in given_up for way in (own, *around))
     )
 
 
@@ -157,9 +164,10 @@ def state_for(record: RunRecord, asker: SiteName, near: AbstractSet[EdgeId]) -> 
 
 
 def _will_not_come(record: RunRecord, edge: Edge) -> bool:
-    """Whether the receiver of an edge waits in vain: it was skipped, or this site was and has nothing for it."""
+    """Whether the receiver of an edge waits in vain: it was skipped, or this site was, or all went well without it."""
     skipped = record.steps[edge.source].state == StepState.SKIPPED
-    return skipped or record.is_superseded(edge) or record.edges[edge.id].state == EdgeState.GIVEN_UP
+    unused = record.edges[edge.id].state in (EdgeState.WAITING, EdgeState.MOVING) and record.is_over(edge.source)
+    return skipped or unused or record.is_superseded(edge) or record.edges[edge.id].state == EdgeState.GIVEN_UP
 
 
 def _open_inputs(record: RunRecord) -> list[Edge | Shortcut]:
@@ -173,6 +181,12 @@ def _open_inputs(record: RunRecord) -> list[Edge | Shortcut]:
         for way in record.slice.ways_to(step.id, need)
         if record.edges[way.id].state != EdgeState.CLOSED
     ]
+
+
+def _declined(record: RunRecord, way: Edge) -> set[SiteName]:
+    """The sites that have said that nothing will come from them for the need that a way is for."""
+    rivals = (edge for edge in record.slice.edges_in if (edge.target, edge.need) == (way.target, way.need))
+    return {edge.sender for edge in rivals if record.edges[edge.id].state == EdgeState.CLOSED}
 
 
 def _is_used(record: RunRecord, edge: Edge) -> bool:

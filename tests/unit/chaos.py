@@ -1,0 +1,373 @@
+"""A federation in one thread: real executors, journals and files; clock, network, couriers and trainers are simulated.
+
+Whatever can happen next is an `Action`: a posted call, a word or a bundle that arrives, a line that breaks, a trainer
+that ends. `Choices` says which one happens, so a schedule is a list of small numbers: it can be repeated and shortened.
+A site can die after any commit, and neighbours can ask or deliver between any two looks at its journal, because in a
+daemon they do so on other threads.
+
+Weights are simulated as the names of the sites that trained them, so a result tells whose work it really holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+import pytest
+from chance import Choices, Odds
+from federations import make_federation
+from mishaps import Action, FaultError, Mishaps
+from stand_ins import (
+    RUN,
+    Daemon,
+    Line,
+    SimArrival,
+    SimCourier,
+    SimJournal,
+    SimLoop,
+    SimPeers,
+    SimTrainer,
+    SimWatch,
+    Site,
+)
+
+from fedelmy_launcher.plans import compile_plan, signed_cancel, signed_slices
+from fedelmy_node.config.site import Given, load_site_config
+from fedelmy_node.daemon import absence, device, executor, inbox, lookout, outbox, steps
+from fedelmy_node.daemon.courier import Delivered, News, Refused, Retrying, Unneeded, _is_final
+from fedelmy_node.daemon.preparation import decode_cancel
+from fedelmy_node.daemon.trainers import Failed, Finished, Progress
+from fedelmy_node.daemon.workspace import Workspace
+from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.reports import NeighbourState, Signed
+from fedelmy_node.domain.transfer import Receipt
+from fedelmy_node.errors import DataError, FedelmyError, PeerError, RunError, TrainingError
+from fedelmy_node.store import journal
+from fedelmy_node.store.layout import Layout
+from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.training.job import Outcome
+
+__all__ = ["Policy", "World"]
+
+_MOST_ACTIONS: Final = 5000
+"""Without time passing: more than any schedule needs, so something goes round in circles."""
+_LONGEST_NAP_SECONDS: Final = 15.0
+_GONE: Final = PeerError("E-PEER-UNREACHABLE", "gone")
+
+
+class Policy(NamedTuple):
+    """What the others do about a site that is out of reach."""
+
+    on_unreachable: str
+    patience_seconds: int = 10
+
+
+@cache
+def _slices(policies: tuple[tuple[str, Policy], ...], deliver: str) -> Mapping[SiteName, Signed]:
+    members = [
+        {"name": name, "address": "127.0.0.1:1", "on_unreachable": policy, "patience": f"{patience}s"}
+        for name, (policy, patience) in policies
+    ]
+    return signed_slices(compile_plan(make_federation(members=members, deliver=deliver), RUN), None)
+
+
+class World(Mishaps):
+    """A chain of sites that have prepared a run; as a context manager, it replaces what is simulated."""
+
+    def __init__(
+        self, root: Path, policies: Mapping[str, Policy], deliver: str = "all", choices: Choices | None = None
+    ) -> None:
+        super().__init__(choices or Choices())
+        self.cuts: set[tuple[str, str]] = set()
+        """Who cannot call whom."""
+        self.sites: dict[str, Site] = {}
+        self._root = root
+        self._lines: list[Line] = []
+        self._patch = pytest.MonkeyPatch()
+        self._prepared: dict[str, Prepared] = {}
+        for name, signed in _slices(tuple(policies.items()), deliver).items():
+            config = load_site_config(Given(state=root / name, data="digits"))
+            layout = Layout(root / name)
+            layout.create()
+            self.sites[name] = Site(name, config, layout, SimJournal(name, self.touched), Workspace(config, layout))
+            self._prepared[name] = Prepared(
+                payload=signed.payload, slice=read_slice(signed.payload), signature=b"", certificate=b"",
+                operator="o", manifest=(), report={},
+            )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        for module in (absence, executor, lookout, steps, journal):
+            self._patch.setattr(module, "time", self.clock)
+        self._patch.setattr(executor, "Loop", partial(SimLoop, self.home))
+        self._patch.setattr(lookout, "_Watch", partial(SimWatch, self.home))
+        self._patch.setattr(outbox, "Courier", partial(SimCourier, self.home))
+        self._patch.setattr(device, "Trainer", partial(SimTrainer, self.home))
+        self._patch.setattr(inbox, "Arrival", SimArrival)
+        for name, site in self.sites.items():
+            site.journal.add_run(self._prepared[name])
+            self.boot(name)
+            self._daemon(name).executor.prepared(RUN)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._patch.undo()
+        for site in self.sites.values():
+            site.journal.close()
+        shutil.rmtree(self._root)
+
+    def _daemon(self, name: str) -> Daemon:
+        found = self.sites[name].daemon
+        assert found is not None, f"{name} is down"
+        return found
+
+    # --- what people and fate do --------------------------------------------------------------------------
+
+    def boot(self, name: str) -> None:
+        self.note("boot", name)
+        site = self.sites[name]
+        site.daemon = daemon = Daemon(site)
+        with self.inside(daemon, executor_thread=False, safely=True):
+            daemon.executor = executor.Executor(site.config, site.workspace, site.journal, SimPeers(), daemon)  # type: ignore[arg-type]
+            daemon.inbox = inbox.Inbox(site.journal, site.layout, daemon.executor.received)
+            daemon.executor.open()
+
+    def kill(self, name: str) -> None:
+        self.note("kill", name)
+        daemon, self.sites[name].daemon = self._daemon(name), None
+        for watch in daemon.watches:
+            watch.hang_up()
+        self._lines = [line for line in self._lines if line.target is not daemon]
+
+    def start(self, name: str) -> None:
+        self._ask(name, "start", lambda daemon: daemon.executor.start(RUN))
+
+    def cancel(self, name: str) -> None:
+        word = signed_cancel(RUN, "enough", None)
+        self._ask(name, "cancel", lambda daemon: daemon.executor.cancel(decode_cancel(word.payload), word))
+
+    def prune(self, name: str) -> None:
+        self._ask(name, "prune", lambda daemon: daemon.executor.prune(RUN))
+
+    def _ask(self, name: str, what: str, question: Callable[[Daemon], object]) -> None:
+        self.note(what, name)
+        with self.inside(self._daemon(name)):
+            try:
+                question(self._daemon(name))
+            except RunError as error:
+                self.note("   ", error.code)
+
+    def cut(self, one: str, other: str, *, one_way: bool = False) -> None:
+        self.note("cut", one, other, "one way" if one_way else "")
+        self.cuts |= {(one, other)} if one_way else {(one, other), (other, one)}
+
+    def mend(self) -> None:
+        self.note("mend")
+        self.cuts.clear()
+
+    def fail_step(self, name: str) -> bool:
+        """The step that is computed at a site cannot be done; whether there is one."""
+        for trainer in self._daemon(name).trainers:
+            if trainer.inputs is not None:
+                self.note("fail", name)
+                trainer.kill()
+                trainer.tell(Failed(DataError("E-DATA-MISSING", "the disk was taken out"), crashed=False))
+                return True
+        return False
+
+    def tick(self, seconds: float) -> None:
+        """Time passes: deadlines are due, and what did not work is tried again."""
+        self.clock.now += seconds
+        self.note("tick", f"{seconds:g}")
+        for daemon in self.daemons:
+            for watch in daemon.watches:
+                watch.hurry()
+            for courier in daemon.couriers:
+                courier.hurry()
+            alarm = daemon.loop.alarm()
+            daemon.loop.due = alarm is not None and alarm <= 0
+
+    # --- what happens by itself ---------------------------------------------------------------------------
+
+    @property
+    def daemons(self) -> list[Daemon]:
+        return [site.daemon for site in self.sites.values() if site.daemon is not None]
+
+    def settle(self, seconds: float = 300.0) -> None:
+        """Nothing goes wrong any more; let everything happen until all runs are over or so much time has passed."""
+        self.odds = Odds()
+        end = self.clock.now + seconds
+        self.drain()
+        while self.clock.now < end and not all(daemon.site.is_over for daemon in self.daemons):
+            alarms = [alarm for daemon in self.daemons if (alarm := daemon.loop.alarm()) is not None]
+            self.tick(max(0.5, min([*alarms, _LONGEST_NAP_SECONDS])))
+            self.drain()
+
+    def drain(self, only: Callable[[Action], bool] = lambda _: True) -> None:
+        """Let everything happen, of these `only`, that can happen without time passing."""
+        self.until(lambda: not any(map(only, self.actions())), only)
+
+    def until(self, reached: Callable[[], object], only: Callable[[Action], bool] = lambda _: True) -> None:
+        """Let things happen, of these `only`, until a moment is `reached`."""
+        for _ in range(_MOST_ACTIONS):
+            if reached():
+                return
+            possible = [action for action in self.actions() if only(action)]
+            if not possible:
+                raise FaultError("nothing can happen any more")
+            self.perform(possible[self.choices.pick(len(possible))])
+        raise FaultError("it goes round in circles")
+
+    def perform(self, action: Action) -> None:
+        self.note(*action[:3])
+        action.do()
+
+    def actions(self, asked: str | None = None) -> list[Action]:
+        """All that can happen now; with `asked`, only what neighbours ask of this site."""
+        found = []
+        for daemon in self.daemons:
+            name = daemon.site.name
+            if (daemon.loop.posted or daemon.loop.due) and asked is None:
+                found.append(Action("loop", name, "", partial(self._turn, daemon)))
+            for watch in daemon.watches:
+                if asked in (None, watch.target) and (following := self._next_of(daemon, watch)) is not None:
+                    found.append(Action("watch", name, watch.target, following))
+            for courier in daemon.couriers:
+                there = courier.edge.receiver
+                if asked in (None, there) and not courier.failed and self._reaches(name, there):
+                    found.append(Action("carry", name, courier.edge.id, partial(self._carry, daemon, courier)))
+            for trainer in daemon.trainers:
+                if trainer.inputs is not None and asked is None:
+                    found.append(Action("train", name, trainer.job.kind, partial(self._train, daemon, trainer)))
+        for line in self._lines:
+            if not line.heard or not self._reaches(line.asker, line.target.site.name):
+                found.append(Action("hang up", line.target.site.name, line.asker, partial(self._notice, line)))
+        return found
+
+    def _reaches(self, caller: str, called: str) -> bool:
+        return (caller, called) not in self.cuts and self.sites[called].daemon is not None
+
+    def _turn(self, daemon: Daemon) -> None:
+        """One turn of an executor's loop."""
+        loop = daemon.loop
+        rings, loop.due = loop.due, False
+        with self.inside(daemon):
+            if not rings:
+                loop.posted.popleft()()
+                return
+            loop.ring()
+            alarm = loop.alarm()
+            if alarm is not None and alarm <= 0:
+                raise FaultError(f"{daemon.site.name} rings and rings")
+
+    def _next_of(self, daemon: Daemon, watch: SimWatch) -> Callable[[], None] | None:
+        """What a watch would meet next."""
+        there, line = self.sites[watch.target], watch.line
+        if watch.ended:
+            return None
+        broken = line is not None and (line.target is not there.daemon or line not in self._lines)
+        if broken or not self._reaches(daemon.site.name, watch.target):
+            return None if watch.failed else partial(self._lose, watch, _GONE)
+        word = there.word_for(daemon.site.name)
+        if word is None:
+            unknown = RunError("E-RUN-UNKNOWN", "knows no such run")
+            return None if watch.failed else partial(self._lose, watch, unknown)
+        if line is None:
+            return None if watch.failed else partial(self._call, daemon, watch)
+        if word != watch.told:
+            return partial(self._hear, watch, word)
+        return partial(self._hear_the_last, watch) if there.is_over else None
+
+    def _lose(self, watch: SimWatch, error: FedelmyError) -> None:
+        watch.hang_up()
+        watch.failed = True
+        watch.saw(error)
+
+    def _call(self, daemon: Daemon, watch: SimWatch) -> None:
+        target = self._daemon(watch.target)
+        watch.line = Line(daemon.site.name, target)
+        self._lines.append(watch.line)
+        target.executor.called(RUN, SiteName(daemon.site.name), stands=True)
+
+    def _hear(self, watch: SimWatch, word: NeighbourState) -> None:
+        watch.told = word
+        self.note("   ", word.state, f"received {word.received} settled {word.settled} closed {word.closed}")
+        watch.saw(word)
+
+    def _hear_the_last(self, watch: SimWatch) -> None:
+        watch.ended = True
+        watch.hang_up()
+        watch.saw(None)
+
+    def _notice(self, line: Line) -> None:
+        self._lines.remove(line)
+        line.target.executor.called(RUN, SiteName(line.asker), stands=False)
+
+    def _carry(self, daemon: Daemon, courier: SimCourier) -> None:
+        news = self._attempt(daemon, courier)
+        if news is None:
+            return
+        self.note("   ", type(news).__name__)
+        if isinstance(news, Retrying):
+            courier.failed = True
+        else:
+            courier.stop()
+        courier.tell(news)
+
+    def _attempt(self, daemon: Daemon, courier: SimCourier) -> News | None:
+        """Half of a hand-over: a Begin or all blocks. None if there is nothing to tell yet."""
+        sender, offer, begun = SiteName(daemon.site.name), courier.parcel.offer, courier.begun
+        there = self._daemon(courier.edge.receiver)
+        courier.begun = False
+        if not courier.parcel.path.exists():
+            raise FaultError(f"{sender} has removed what it has to hand over on {offer.edge}")
+        data = courier.parcel.path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != offer.sha256:
+            raise FaultError(f"{sender} has something else to hand over on {offer.edge} than it says")
+        receipt: int | Receipt | None = None
+        try:
+            with self.inside(there, executor_thread=False):
+                if begun:
+                    blocks = iter([data])
+                    receipt = there.inbox.receive(sender, RUN, offer.edge, offer.sha256, 0, blocks)  # type: ignore[arg-type]
+                    self.note("   ", "arrived", *map(str, offer.origin.contributors))
+                else:
+                    receipt = there.inbox.begin(sender, offer)
+        except FedelmyError as error:
+            if error.code == "E-TRANSFER-UNNEEDED":
+                return Unneeded()
+            return Refused(error) if _is_final(error) else Retrying(error, 1.0)
+        courier.begun = isinstance(receipt, int)
+        if receipt is None or (isinstance(receipt, Receipt) and self.choices.happens(self.odds.lost)):
+            return Retrying(_GONE, 1.0)
+        return Delivered(0.1) if isinstance(receipt, Receipt) else None
+
+    def _train(self, daemon: Daemon, trainer: SimTrainer) -> None:
+        site, inputs = daemon.site, trainer.inputs or ()
+        if not all(path.exists() for path in inputs):
+            raise FaultError(f"{site.name} has removed an input of a step that it computes")
+        if not trainer.told and self.choices.pick(2):
+            trainer.told = True
+            trainer.tell(Progress(EventKind.EPOCH, {"eta_seconds": 1.0}))
+            return
+        trainer.kill()
+        if site.trainer_deaths < 2 and self.choices.happens(self.odds.dies):
+            site.trainer_deaths += 1
+            trainer.tell(Failed(TrainingError("E-TRAINING-CRASH", "killed"), crashed=True))
+            return
+        outcome = Outcome()
+        if trainer.job.output is not None:
+            by = {site.name}.union(*(json.loads(path.read_text()) for path in inputs))
+            text = json.dumps(sorted(by))
+            trainer.job.output.parent.mkdir(parents=True, exist_ok=True)
+            trainer.job.output.write_text(text)
+            outcome = Outcome(sha256=hashlib.sha256(text.encode()).hexdigest(), bytes=len(text))
+        trainer.tell(Finished(outcome))

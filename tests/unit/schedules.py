@@ -1,0 +1,296 @@
+"""Schedules made by chance for a simulated federation, what must hold after each, and how a bad one is shortened.
+
+python tests/unit/schedules.py FIRST COUNT [KIND]    try so many seeds of a kind, print the shortest of each failure
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from chance import Choices, Odds
+from chaos import Policy, World
+from mishaps import FaultError
+from stand_ins import RUN, Daemon, Site
+
+from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
+from fedelmy_node.domain.names import site_of
+from fedelmy_node.domain.plan import StepKind
+from fedelmy_node.store.records import RunRecord
+
+__all__ = ["KINDS", "Ending", "problems", "try_schedule", "told"]
+
+KINDS: Final = {
+    "wait": ("wait",),
+    "skip": ("skip",),
+    "abort": ("abort",),
+    "mixed": ("wait", "skip", "abort"),
+}
+"""The policies that sites of a schedule may have."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Ending:
+    """What was done to a run, as far as it says how the run may end."""
+
+    waits: bool = False
+    """Every site is waited for."""
+    aborts: bool = False
+    """A site may be given up and the run with it."""
+    cancelled_at: set[str] = field(default_factory=set)
+    """The sites that an operator's cancel reached before the run was over there."""
+    down_for_good: bool = False
+    """Some site did not come back, so one that never began may expire."""
+
+
+def problems(world: World, ending: Ending) -> list[str]:
+    """Everything that is not as it must be, now that all is quiet."""
+    found: list[str] = []
+    up = {daemon.site.name: daemon.site for daemon in world.daemons}
+    states = {name: site.state for name, site in up.items()}
+    for name, site in world.sites.items():
+        if site.record is not None:
+            found += (f"{name} {problem}" for problem in _wrong_at(site, site.record))
+    allowed: set[RunState | None] = {RunState.DONE, None}
+    if ending.cancelled_at:
+        allowed.add(RunState.CANCELLED)
+    if ending.aborts:
+        allowed.add(RunState.ABORTED)
+    if ending.down_for_good:
+        allowed.add(RunState.EXPIRED)
+    if not any(_looks_for_the_forgetful(daemon) for daemon in world.daemons):
+        found += (f"{name} is {state}" for name, state in states.items() if state not in allowed)
+    found += _ended_apart(list(up.values()))
+    if ending.waits and not ending.cancelled_at:
+        found += (
+            f"{name} has not the undisturbed result"
+            for name, site in up.items()
+            if site.is_over and not _whole(site, world)
+        )
+    return found
+
+
+def _ended_apart(sites: list[Site]) -> Iterator[str]:
+    """A run that was cancelled or aborted somewhere is not done anywhere later."""
+    records = {site.name: site.record for site in sites if site.record}
+    ends = [r.changed_at for r in records.values() if r.state in (RunState.ABORTED, RunState.CANCELLED)]
+    for name, record in records.items():
+        if ends and record.state == RunState.DONE and record.changed_at > min(ends):
+            yield f"{name} is done after others ended"
+
+
+def _looks_for_the_forgetful(daemon: Daemon) -> bool:
+    """Whether it waits for a site that has forgotten the run: only an operator can say what that means."""
+    return (
+        any(absent.code == "E-RUN-UNKNOWN" for absent in daemon.executor.absent(RUN)) if daemon.site.record else False
+    )
+
+
+def _wrong_at(site: Site, record: RunRecord) -> Iterator[str]:
+    plan = record.slice
+    events = site.journal.events(RUN, limit=100_000)
+    done = Counter(e.step for e in events if e.kind == EventKind.STEP and e.data["state"] == StepState.DONE)
+    yield from (f"has done {step} {count} times" for step, count in done.items() if count > 1)
+    shortcuts = {way.id for way in plan.shortcuts}
+    came = [e.data["edge"] for e in events if e.kind == EventKind.RECEIVED or e.data.get("edge") in shortcuts]
+    for step in plan.steps:
+        for need in step.needs:
+            ways = {way.id for way in plan.ways_to(step.id, need)}
+            met = [way for way in ways if record.edges[way].state == EdgeState.DONE]
+            if len(met) > 1 or sum(edge in ways for edge in came) > 1:
+                yield f"has met {need} of {step.id} by {sorted(met)}, {came}"
+    result = site.workspace.result(record)
+    if result is not None and record.state == RunState.DONE:
+        step, path = result
+        if not path.exists():
+            yield "has lost its result"
+            return
+        really = json.loads(path.read_text())
+        named = [site_of(step) for step in record.origin(step).contributors]
+        if sorted(named) != really:
+            yield f"says that its result is by {named}, it is by {really}"
+
+
+def _whole(site: Site, world: World) -> bool:
+    """Whether a site has what a run gives in which nothing goes wrong; it may have forgotten it since."""
+    record = site.record
+    if record is None:
+        return True
+    result = site.workspace.result(record)
+    gets_one = any(step.kind == StepKind.DELIVER for step in record.slice.steps)
+    if result is None or not result[1].exists():
+        return not gets_one
+    return bool(json.loads(result[1].read_text()) == sorted(world.sites))
+
+
+def try_schedule(root: Path, kind: str, choices: Choices) -> tuple[list[str], World]:
+    """Let fate have its way with a run, then let all heal; what is wrong afterwards."""
+    names = "abcde"[: 2 + choices.pick(4)]
+    policies = KINDS[kind]
+    plan = {name: Policy(policies[choices.pick(len(policies))], (10, 5, 20)[choices.pick(3)]) for name in names}
+    deliver = ("all", "last")[choices.happens(0.25)]
+    if deliver == "last" and plan[names[-1]].on_unreachable == "skip":
+        deliver = "all"
+    used = {policy.on_unreachable for policy in plan.values()}
+    ending = Ending(waits=used == {"wait"}, aborts="abort" in used)
+    with World(root, plan, deliver, choices) as world:
+        world.note(f"{ {name: tuple(policy) for name, policy in plan.items()} } deliver {deliver}")
+        try:
+            _disturb(world, ending)
+            found = _heal(world, plan, ending)
+        except FaultError as fault:
+            found = [str(fault)]
+        return found, world
+
+
+def _disturb(world: World, ending: Ending) -> None:
+    choices, names = world.choices, sorted(world.sites)
+    for name in names:
+        if name == names[0] or not choices.happens(0.3):
+            world.start(name)
+    world.odds = Odds(
+        crash=(0.0, 0.02, 0.1)[choices.pick(3)], slip=(0.0, 0.1)[choices.pick(2)], stays=0.3, lost=0.1, dies=0.05
+    )
+    for _ in range(1 + choices.pick(8)):
+        for _ in range(choices.pick(40)):
+            if possible := world.actions():
+                world.perform(possible[choices.pick(len(possible))])
+        _blow(world, ending)
+
+
+def _blow(world: World, ending: Ending) -> None:
+    """One thing that people or fate do to the federation."""
+    choices, names = world.choices, sorted(world.sites)
+    up = [name for name in names if world.sites[name].daemon]
+    down = [name for name in names if not world.sites[name].daemon]
+    over = [name for name in up if world.sites[name].record and world.sites[name].is_over]
+    what = choices.pick(20)
+    if what < 5:
+        for _ in range(1 + choices.pick(4)):
+            world.drain()
+            world.tick((3, 6, 12, 25)[choices.pick(4)])
+    elif what < 10 and up:
+        world.kill(_one_of(up, choices))
+    elif what < 13 and down:
+        world.boot(_one_of(down, choices))
+    elif what < 16:
+        one = _one_of(names, choices)
+        other = _one_of([name for name in names if name != one], choices)
+        world.cut(one, other, one_way=choices.happens(0.3))
+    elif what < 17:
+        world.mend()
+    elif what < 18 and up:
+        world.fail_step(_one_of(up, choices))
+    elif what < 19 and up and choices.happens(0.3):
+        name = _one_of(up, choices)
+        if world.sites[name].record and not world.sites[name].is_over:
+            ending.cancelled_at.add(name)
+        world.cancel(name)
+    elif over:
+        world.prune(_one_of(over, choices))
+
+
+def _heal(world: World, plan: dict[str, Policy], ending: Ending) -> list[str]:
+    """All links are mended, and all daemons come back, but for some that may be given up."""
+    choices = world.choices
+    world.odds = Odds()
+    world.mend()
+    for name, policy in plan.items():
+        for_good = policy.on_unreachable != "wait" and choices.happens(0.4)
+        if world.sites[name].daemon is None and not for_good:
+            world.boot(name)
+    world.drain()
+    for daemon in world.daemons:
+        if daemon.site.state == RunState.FAILED:
+            world.start(daemon.site.name)
+    world.settle()
+    down = [name for name, site in world.sites.items() if site.daemon is None]
+    if down and any(site.state == RunState.PREPARED for site in world.sites.values()):
+        ending.down_for_good = True
+        world.tick(25 * 3600.0)
+        world.settle()
+    found = problems(world, ending)
+    if down and not found:
+        if choices.happens(0.3):
+            for daemon in world.daemons:
+                if daemon.site.record:
+                    world.prune(daemon.site.name)
+        for name in down:
+            world.boot(name)
+        world.settle()
+        found = [f"late: {problem}" for problem in problems(world, ending)]
+    return found
+
+
+def _one_of(names: list[str], choices: Choices) -> str:
+    return names[choices.pick(len(names))]
+
+
+def shortened(made: list[int], fails: Callable[[Choices], bool], seconds: float = 60.0) -> list[int]:
+    """The shortest list of choices found in this time that still fails: parts removed, then set to nought."""
+    end = time.monotonic() + seconds
+    best, size = list(made), max(1, len(made) // 2)
+    while size and time.monotonic() < end:
+        at = 0
+        while at < len(best) and time.monotonic() < end:
+            cut = best[:at] + best[at + size :]
+            nought = best[:at] + [0] * len(best[at : at + size]) + best[at + size :]
+            for attempt in (cut, nought):
+                if attempt != best and fails(Choices(given=attempt)):
+                    best = attempt
+                    break
+            else:
+                at += size
+        size //= 2
+    return best
+
+
+def _explore(kind: str, seeds: Iterable[int], scratch: Path) -> None:
+    """Try seeds, and tell the shortest schedule of every family of failures."""
+    seen: Counter[str] = Counter()
+    tried = 0
+    for seed in seeds:
+        tried += 1
+        choices = Choices(seed)
+        what = _family(try_schedule(scratch, kind, choices)[0])
+        seen[what] += 1
+        if what and seen[what] == 1:
+            _say(f"seed {seed}:", *told(kind, choices, scratch), "")
+    _say(f"{kind}: {tried} schedules: {dict(seen)}")
+
+
+def told(kind: str, choices: Choices, scratch: Path) -> list[str]:
+    """A bad schedule made short, in words; what follows once all is mended is cut off."""
+    what = _family(try_schedule(scratch, kind, Choices(given=choices.made))[0])
+    least = shortened(choices.made, lambda given: _family(try_schedule(scratch, kind, given)[0]) == what)
+    found, world = try_schedule(scratch, kind, Choices(given=least))
+    mended = next((at for at, line in enumerate(world.trace) if line.endswith(" mend")), 0)
+    return [*world.trace[: mended + 80], *found]
+
+
+def _family(found: list[str]) -> str:
+    """What kind of failure it is, whoever meets it."""
+    last = found[0].strip().splitlines()[-1] if found else ""
+    return re.sub(r"\b[a-e]\b", "x", last)[:100]
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    first, count = int(sys.argv[1]), int(sys.argv[2])
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        for each in sys.argv[3:] or KINDS:
+            _explore(each, range(first, first + count), Path(directory) / "world")
