@@ -47,7 +47,9 @@ class Ending:
     aborts: bool = False
     """A site may be given up and the run with it."""
     cancelled_at: set[str] = field(default_factory=set)
-    """The sites that an operator's cancel reached before the run was over there."""
+    """The sites that an operator's cancel reached; also one where the run was over keeps the word for the others."""
+    heard: dict[str, int] = field(default_factory=dict)
+    """Each site's last event when all were there to hear of a cancel or an abort that had ended the run somewhere."""
     down_for_good: bool = False
     """Some site did not come back, so one that never began may expire."""
 
@@ -69,7 +71,9 @@ def problems(world: World, ending: Ending) -> list[str]:
         allowed.add(RunState.EXPIRED)
     if not any(_looks_for_the_forgetful(daemon) for daemon in world.daemons):
         found += (f"{name} is {state}" for name, state in states.items() if state not in allowed)
-    found += _ended_apart(list(up.values()))
+    for name, heard in ending.heard.items():
+        if (record := world.sites[name].record) and _goes_on_regardless(world.sites[name], record, heard):
+            found.append(f"{name} went on after the end")
     if ending.waits and not ending.cancelled_at:
         found += (
             f"{name} has not the undisturbed result"
@@ -79,13 +83,12 @@ def problems(world: World, ending: Ending) -> list[str]:
     return found
 
 
-def _ended_apart(sites: list[Site]) -> Iterator[str]:
-    """A run that was cancelled or aborted somewhere is not done anywhere later."""
-    records = {site.name: site.record for site in sites if site.record}
-    ends = [r.changed_at for r in records.values() if r.state in (RunState.ABORTED, RunState.CANCELLED)]
-    for name, record in records.items():
-        if ends and record.state == RunState.DONE and record.changed_at > min(ends):
-            yield f"{name} is done after others ended"
+def _goes_on_regardless(site: Site, record: RunRecord, heard: int) -> bool:
+    """Whether a site trained on after it could hear that the run had ended elsewhere, and came to its end."""
+    trained = {step.id for step in record.slice.steps if step.kind == StepKind.TRAIN}
+    events = site.journal.events(RUN, after=heard, limit=100_000)
+    done = (e for e in events if e.kind == EventKind.STEP and e.data["state"] == StepState.DONE and e.step in trained)
+    return record.state == RunState.DONE and any(done)
 
 
 def _looks_for_the_forgetful(daemon: Daemon) -> bool:
@@ -192,7 +195,7 @@ def _blow(world: World, ending: Ending) -> None:
         world.fail_step(_one_of(up, choices))
     elif what < 19 and up and choices.happens(0.3):
         name = _one_of(up, choices)
-        if world.sites[name].record and not world.sites[name].is_over:
+        if world.sites[name].record:
             ending.cancelled_at.add(name)
         world.cancel(name)
     elif over:
@@ -208,7 +211,7 @@ def _heal(world: World, plan: dict[str, Policy], ending: Ending) -> list[str]:
         for_good = policy.on_unreachable != "wait" and choices.happens(0.4)
         if world.sites[name].daemon is None and not for_good:
             world.boot(name)
-    world.drain()
+    _listen(world, ending)
     for daemon in world.daemons:
         if daemon.site.state == RunState.FAILED:
             world.start(daemon.site.name)
@@ -226,9 +229,21 @@ def _heal(world: World, plan: dict[str, Policy], ending: Ending) -> list[str]:
                     world.prune(daemon.site.name)
         for name in down:
             world.boot(name)
+        _listen(world, ending)
         world.settle()
         found = [f"late: {problem}" for problem in problems(world, ending)]
     return found
+
+
+def _listen(world: World, ending: Ending) -> None:
+    """Words travel faster than weights; whoever can hear by now that the run has ended has heard it."""
+    for _ in world.sites:
+        world.drain(lambda action: action.kind not in ("train", "carry"))
+        world.tick(0.5)
+    ended = any(site.state in (RunState.CANCELLED, RunState.ABORTED) for site in world.sites.values())
+    if ended and len(world.daemons) == len(world.sites) and all(site.record for site in world.sites.values()):
+        for daemon in world.daemons:
+            ending.heard.setdefault(daemon.site.name, daemon.site.journal.last_event(RUN))
 
 
 def _one_of(names: list[str], choices: Choices) -> str:
