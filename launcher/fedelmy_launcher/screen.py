@@ -109,10 +109,13 @@ def site_table(progress: RunProgress, title: str) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", expand=False)
     for name in ("site", "state", "pool", "epoch", "loss", "val. acc.", "sent", "test acc."):
         table.add_column(name, justify="left" if name in ("site", "state") else "right", no_wrap=True)
+    notes = []
     for site in progress.sites.values():
         table.add_row(*_cells(site))
-        for problem in filter(None, (site.problem, *site.unreachable.values())):
-            table.add_row("", Text(problem, style="yellow"))
+        if site.state != "done":  # what troubled a site that has finished is no trouble any more
+            notes += [f"{site.site}: {problem}" for problem in (site.problem, *site.unreachable.values()) if problem]
+    if notes:  # below the table: a long one must not squeeze the columns
+        table.caption, table.caption_justify = Text("\n".join(notes), style="yellow"), "left"
     return table
 
 

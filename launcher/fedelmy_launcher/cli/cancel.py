@@ -55,6 +55,7 @@ def cancel(
         problems = {refusal.site: refusal.error.code for refusal in refusals}
         emit_json({"run": run, "states": states, "problems": problems})
     else:
+        click.echo(f"run {run}")
         for site, state in states.items():
             click.echo(f"  {site:<16} {state}")
         for refusal in refusals:

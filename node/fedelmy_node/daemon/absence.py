@@ -105,7 +105,7 @@ class Absences:
         skips = []
         for step in steps:
             absent = over[site_of(step)]
-            message = f"{absent.site} was out of reach for {absent.seconds:.0f} s: {absent.message}"[:1000]
+            message = f"{absent.site} was out of reach for {absent.seconds:.0f} s: {absent.message}"[:400]
             skips.append(Skip(step=step, by=record.slice.site, code=absent.code, message=message))
         first = skips[0]
         return Origin(skipped=tuple(skips)), {

@@ -17,7 +17,7 @@ from fedelmy_node.bundles.size import tensor_bytes
 from fedelmy_node.daemon.arrival import Arrival, partial_path
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
-from fedelmy_node.domain.plan import Edge
+from fedelmy_node.domain.plan import Edge, StepKind
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConsentError, RunError, StoreError, TransferError
 from fedelmy_node.store.journal import Journal
@@ -46,7 +46,7 @@ class Inbox:
         """From which block to send, or the receipt if the bundle is here already."""
         known = self._journal.find_run(offer.run)
         if known is None:
-            raise RunError("E-RUN-UNKNOWN", f"this site has not accepted a run {offer.run!r}")
+            raise RunError("E-RUN-UNKNOWN", f"this site has not accepted a run {offer.run[:100]!r}")
         edge = _edge(known, offer.edge, sender)
         with self._lock_of(offer.run, edge.id):
             record = self._journal.run(offer.run)
@@ -55,6 +55,9 @@ class Inbox:
                 if have.sha256 != offer.sha256:
                     raise TransferError("E-TRANSFER-CONFLICT", f"another bundle was received on {edge.id} before")
                 return Receipt(edge=edge.id, sha256=have.sha256, size=have.size)
+            if edge.carries == StepKind.DELIVER and _has_to_train(record):
+                message = f"the result on {edge.id} cannot be there before this site has trained"
+                raise TransferError("E-TRANSFER-SEQUENCE", message)
             if have.state == EdgeState.CLOSED or record.steps[edge.target].state == StepState.SKIPPED:
                 raise _unneeded(record, edge)
             self._check(record, offer)
@@ -140,6 +143,8 @@ class Inbox:
             raise RunError("E-RUN-CANCELLED", f"run {offer.run} was cancelled at this site")
         if record.state == RunState.ABORTED:
             raise RunError("E-RUN-ABORTED", record.message)
+        if len(offer.sha256) != 64:
+            raise TransferError("E-TRANSFER-OFFER", "the offer has no sha256")
         check_manifest(offer.manifest, record.prepared.manifest)
         if offer.wire_dtype != record.slice.recipe.wire_dtype:
             raise TransferError("E-TRANSFER-OFFER", f"floats cannot travel as {offer.wire_dtype!r} in this run")
@@ -154,6 +159,12 @@ class Inbox:
             raise StoreError("E-STORE-DISK", f"the bundle needs {offer.size} bytes, the disk has {free} left")
 
 
+def _has_to_train(record: RunRecord) -> bool:
+    """Whether a train step of this site is still to be done: then a result is not a result yet."""
+    states = [record.steps[step.id].state for step in record.slice.steps if step.kind == StepKind.TRAIN]
+    return any(state not in (StepState.DONE, StepState.SKIPPED) for state in states)
+
+
 def _unneeded(record: RunRecord, edge: Edge) -> TransferError:
     way = record.way(edge.target, edge.need)
     how = f"by way of {way.id}" if way else "without it"
@@ -165,4 +176,4 @@ def _edge(record: RunRecord, edge: EdgeId, sender: SiteName) -> Edge:
     for known in record.slice.edges_in:
         if known.id == edge and known.sender == sender:
             return known
-    raise ConsentError("E-CONSENT-EDGE", f"the plan gives site {sender} no edge {edge!r} to this site")
+    raise ConsentError("E-CONSENT-EDGE", f"the plan gives site {sender} no edge {edge[:200]!r} to this site")

@@ -24,6 +24,7 @@ from fedelmy_node.errors import RunError
 __all__ = ["StepKind", "Step", "Edge", "Shortcut", "Neighbour", "Plan", "Slice", "in_order", "MAX_STEPS"]
 
 MAX_STEPS: Final = 100_000
+MAX_SKIPS: Final = 10_000
 
 
 class StepKind(StrEnum):
@@ -149,6 +150,15 @@ class Slice:
         for edge in self.edges_in + self.edges_out:
             ends = site_of(edge.source), site_of(edge.target)
             _expect(ends == (edge.sender, edge.receiver), f"{edge.id} is not between {edge.sender} and {edge.receiver}")
+        for way in self.edges_in + self.edges_out + self.shortcuts:
+            _expect(len(way.skips) <= MAX_SKIPS, f"{way.id} leads around too much")
+            _expect(self.site not in map(site_of, way.skips), f"{way.id} leads around this very site")
+        before: set[StepId | None] = {None}
+        for step in in_order(self.steps):
+            _expect(len(set(step.needs)) == len(step.needs), f"{step.id} needs the same twice")
+            sources = {shortcut.source for shortcut in self.shortcuts if shortcut.target == step.id}
+            _expect(sources <= before, f"{step.id} cannot be given what is made after it")
+            before |= {step.id} if step.kind != StepKind.EVALUATE else set()
         for shortcut in self.shortcuts:
             begins = self.step(shortcut.target).kind == StepKind.TRAIN
             _expect(bool(shortcut.source) or begins, f"{shortcut.target} cannot begin without an input")

@@ -30,7 +30,7 @@ class Skip:
     def __post_init__(self) -> None:
         step_id(self.step)
         site_name(self.by)
-        if len(self.code) > 64 or len(self.message) > 1024:
+        if len(self.code) > 64 or len(self.message) > 400:
             raise TransferError("E-TRANSFER-OFFER", "a reason for a skip is too long")
 
 

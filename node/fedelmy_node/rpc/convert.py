@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
-from fedelmy_node.domain.plan import MAX_STEPS, Neighbour, StepKind
+from fedelmy_node.domain.plan import Neighbour, StepKind
 from fedelmy_node.domain.reports import (
     Absent,
     EdgeReport,
@@ -37,6 +37,8 @@ __all__ = [
 ]  # fmt: skip
 
 
+_MAX_ORIGIN: Final = 2000
+"""Steps that one bundle can come from, or go around."""
 E = TypeVar("E", RunState, StepState, EdgeState, StepKind)
 
 
@@ -176,8 +178,8 @@ def origin_to_pb(origin: Origin) -> control_pb2.Origin:
 
 
 def origin_from_pb(message: control_pb2.Origin) -> Origin:
-    """Checked by what it is made of; a plan's size bounds it."""
-    if len(message.contributors) + len(message.skipped) > MAX_STEPS:
+    """Checked by what it is made of, and small: it travels with every bundle and every report."""
+    if len(message.contributors) + len(message.skipped) > _MAX_ORIGIN:
         raise TransferError("E-TRANSFER-OFFER", "a bundle cannot come from that many steps")
     return Origin(
         contributors=tuple(StepId(step) for step in message.contributors),

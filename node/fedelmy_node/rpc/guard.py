@@ -178,7 +178,8 @@ def _errors_answered(method: str, context: grpc.ServicerContext) -> Iterator[Non
         yield
     except FedelmyError as error:
         admission = _admissions.get(context)
-        who = admission.subject if admission else "a caller who was not let in"
+        nobody = "the administrator" if context.peer().startswith("unix:") else "a caller who was not let in"
+        who = admission.subject if admission else nobody
         # Launchers ask whether a run is known before they make it: no news for a log.
         level = logging.DEBUG if error.code == "E-RUN-UNKNOWN" else logging.INFO
         _log.log(level, "%s called %s from %s, answered with %s", who, method, context.peer(), error)
