@@ -60,9 +60,10 @@ def sync_directory(path: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove a directory and all that is in it; what is not there, or cannot be removed, is left alone."""
-    import shutil  # over a megabyte that an idle daemon does not need
+    if path.exists():
+        import shutil  # over a megabyte that an idle daemon does not need
 
-    shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def cannot_write(path: Path, error: OSError) -> StoreError:
