@@ -141,10 +141,11 @@ class Executor:
     def _recover(self) -> None:
         """What was under way when the last daemon ended begins again; what was done stays done."""
         for summary in self._journal.runs():
-            record = self._journal.run(summary.run)
-            if record.state.is_over:
-                self._workspace.tidy(record)  # in case the last daemon died before it did
+            if summary.state.is_over:
+                if self._workspace.is_untidy(summary.run):  # the last daemon died before it was tidied
+                    self._workspace.tidy(self._journal.run(summary.run))
                 continue
+            record = self._journal.run(summary.run)
             if record.cancel is not None:
                 self._cancel(decode_cancel(record.cancel.payload), record.cancel)  # it was checked when it came
                 continue

@@ -66,6 +66,11 @@ class Workspace:
         for step in plan.steps:
             self.forget_checkpoints(plan.run, step.id)
 
+    def is_untidy(self, run: RunId) -> bool:
+        """Whether a run that is over still has what only a run under way needs."""
+        directory = self._layout.run(run)
+        return any(directory.glob("inputs/*.part")) or any(directory.glob("steps/*/checkpoints"))
+
     def remove(self, run: RunId) -> None:
         """Everything of a run."""
         remove_tree(self._layout.run(run))
