@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from fedelmy_node.domain.names import Address
 from fedelmy_node.identity.keystore import LiveIdentity
@@ -64,8 +64,26 @@ class LocalEndpoint:
     def __init__(self, socket: Path, admin: AdminHandler) -> None:
         self._server = make_local_server(socket, interceptors=[LocalGuard()])
         add_local(self._server, admin)
-        reflection.enable_server_reflection(("fedelmy.v1.Admin", reflection.SERVICE_NAME), self._server)
+        self._server.add_generic_rpc_handlers((_Reflection(),))
         self._server.start()
 
     def close(self) -> None:
         self._server.stop(_GRACE_SECONDS).wait()
+
+
+class _Reflection(grpc.GenericRpcHandler):
+    """Tells tools what the administrator's door serves; loaded when somebody asks, because an idle daemon is small."""
+
+    _SERVICE: Final = "grpc.reflection.v1alpha.ServerReflection"
+
+    def service(self, handler_call_details: Any) -> Any:
+        if handler_call_details.method != f"/{self._SERVICE}/ServerReflectionInfo":
+            return None
+        from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+        servicer = reflection.ReflectionServicer(("fedelmy.v1.Admin", self._SERVICE))
+        return grpc.stream_stream_rpc_method_handler(
+            servicer.ServerReflectionInfo,
+            request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
