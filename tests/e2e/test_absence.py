@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from testbed import Bed, Site
+from testbed import Bed, Site, launched
 
 from fedelmy_launcher.federation_file import load_federation
 from fedelmy_launcher.plans import compile_plan
@@ -20,7 +18,7 @@ from fedelmy_launcher.simulate import Simulation, data_of
 from fedelmy_node.domain.names import run_id
 
 NAMES = ("north", "south", "west", "east")
-PATIENCE = "3s"
+PATIENCE_SECONDS = 3.0
 LONGEST_SECONDS = 150.0
 
 CASES = {
@@ -69,7 +67,9 @@ def restart(bed: Bed, name: str) -> None:
 def write(bed: Bed, policy: str, epochs: int = 30) -> None:
     bed.write_file()
     text = bed.file.read_text().replace("epochs = 2", f"epochs = {epochs}")
-    bed.file.write_text(text.replace("seed = 3", f'seed = 3\non_unreachable = "{policy}"\npatience = "{PATIENCE}"'))
+    bed.file.write_text(
+        text.replace("seed = 3", f'seed = 3\non_unreachable = "{policy}"\npatience = "{PATIENCE_SECONDS:g}s"')
+    )
 
 
 def simulated(bed: Bed, tmp_path: Path, without: Sequence[str] = ()) -> str:
@@ -86,19 +86,6 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-@contextmanager
-def launched(bed: Bed, run: str) -> Iterator[subprocess.Popen[str]]:
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "fedelmy_launcher", "run", "--json", "--run", run],
-        cwd=bed.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        yield launcher
-    finally:
-        launcher.kill()
-        launcher.communicate()
-
-
 def wait_for(launcher: subprocess.Popen[str], kind: str, site: str | None = None) -> dict[str, Any]:
     assert launcher.stdout is not None
     for line in launcher.stdout:
@@ -111,6 +98,15 @@ def wait_for(launcher: subprocess.Popen[str], kind: str, site: str | None = None
 def show(site: Site, run: str) -> dict[str, Any]:
     report: dict[str, Any] = site.node("runs", "show", run, "--json").ok().json
     return report
+
+
+def out_of_reach(bed: Bed, run: str) -> dict[str, float]:
+    """Whom the sites that answer wait for in vain, and for how many seconds at least."""
+    reports = bed.launch("status", "--run", run, "--json").json["sites"].values()
+    found: dict[str, float] = {}
+    for absent in (absent for report in reports for absent in report["absent"]):
+        found[absent["site"]] = min(absent["seconds"], found.get(absent["site"], absent["seconds"]))
+    return found
 
 
 def steps(report: dict[str, Any]) -> dict[str, str]:
@@ -182,15 +178,15 @@ def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed, tmp_path: Path
 @pytest.mark.parametrize("dead", dead_sites())
 def test_wait(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
     write(bed, "wait")
-    with launched(bed, f"wait-{'-'.join(dead)}") as launcher:
+    run = f"wait-{'-'.join(dead)}"
+    with launched(bed, run) as launcher:
         wait_for(launcher, "epoch", "north")
         for name in dead:
             bed.sites[name].kill()
-        # Whoever is left says whom it waits for, longer than any patience.
         wait_for(launcher, "unreachable")
-        time.sleep(4)
-        waiting = bed.launch("status", "--run", f"wait-{'-'.join(dead)}", "--json").json
-        assert {absent["site"] for report in waiting["sites"].values() for absent in report["absent"]} == set(dead)
+        while min(out_of_reach(bed, run).values(), default=0.0) <= PATIENCE_SECONDS:
+            pass  # each look takes a command
+        assert set(out_of_reach(bed, run)) == set(dead), "whoever is left says whom it waits for, beyond any patience"
         for name in dead:
             restart(bed, name)
         out, err = launcher.communicate(timeout=LONGEST_SECONDS)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import pytest
 from test_classes import write_folder
-from testbed import Bed, Site
+from testbed import Bed, Site, launched
 
 CLASSES = '["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]'
 
@@ -38,19 +35,6 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 @pytest.fixture(scope="module")
 def undisturbed(bed: Bed) -> str:
     return str(bed.launch("simulate", "--json").ok().json["bundle_sha256"])
-
-
-@contextmanager
-def launched(bed: Bed, run: str) -> Iterator[subprocess.Popen[str]]:
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "fedelmy_launcher", "run", "--json", "--run", run],
-        cwd=bed.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        yield launcher
-    finally:
-        launcher.kill()
-        launcher.communicate()
 
 
 def wait_for(lines: IO[str] | None, site: str, kind: str) -> None:

@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,17 @@ class Bed:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def launched(bed: Bed, run: str) -> Iterator[subprocess.Popen[str]]:
+    """A launcher that follows a run; killed at the end, which harms no run."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "fedelmy_launcher", "run", "--json", "--run", run],
+        cwd=bed.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield launcher
+    finally:
+        launcher.kill()
+        launcher.communicate()
