@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fedelmy_node.domain.names import address
-from fedelmy_node.errors import ConfigError, RunError
+from fedelmy_node.errors import ConfigError, IdentityError, RunError
 
 if TYPE_CHECKING:
     from fedelmy_launcher.control import Sites
@@ -71,7 +71,15 @@ def load_operator(directory: Path, insecure: bool) -> Identity | None:
     """The operator's identity; None only if --insecure says so."""
     from fedelmy_node.identity import keystore
 
-    return None if insecure else keystore.load(directory)
+    if insecure:
+        return None
+    try:
+        return keystore.load(directory)
+    except IdentityError as error:
+        if error.code != "E-IDENTITY-MISSING":
+            raise
+        hint = "Name the operator's directory with --identity; `fedelmy-launch ca init` makes one."
+        raise IdentityError(error.code, error.message, hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)
