@@ -74,7 +74,7 @@ class Node:
         self._fault: Exception | None = None
         # A running daemon is named first, then a port in use; only then is anything written.
         StateLock.refuse_if_held(self._layout)
-        self._endpoint = Endpoint(config.listen, self._identity)
+        self._endpoint = Endpoint(config.listen, self._identity, config.stall_seconds)
         self.address = self._endpoint.address
         self._layout.create()
         self._lock = StateLock(self._layout)

@@ -2,14 +2,14 @@
 
 Of every call it checks, in this order: there is a rule for the method; the connection is TLS 1.3 with a
 certificate of the federation that is valid at this moment; the caller's role is one of the rule's; the
-method's budget has room. Then it runs the handler and turns what the handler raises into an answer. It cannot
-check what only a plan knows (which edge, which run): handlers do, with `caller`.
+method's budget has room for this caller. Only then is the request read, with a limit to how slowly it may come. It
+runs the handler and turns what the handler raises into an answer. It cannot check what only a plan knows (which
+edge, which run): handlers do, with `caller`.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -20,9 +20,12 @@ from weakref import WeakKeyDictionary
 import grpc
 from cryptography import x509
 
-from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
+from fedelmy_node.errors import FedelmyError, IdentityError, InternalError
 from fedelmy_node.identity.certificates import Subject, check_dates, parse_certificates, read_subject
+from fedelmy_node.rpc.alarms import Alarms
 from fedelmy_node.rpc.faults import abort
+from fedelmy_node.rpc.inflow import Inflow
+from fedelmy_node.rpc.quotas import Budget, Quotas
 from fedelmy_node.rpc.settings import CLAIM_KEY
 
 __all__ = ["Rule", "Guard", "LocalGuard", "caller", "recheck"]
@@ -30,6 +33,7 @@ __all__ = ["Rule", "Guard", "LocalGuard", "caller", "recheck"]
 _log = logging.getLogger(__name__)
 
 _TLS_VERSION: Final = b"TLSv1.3"
+_LOCAL_STALL_SECONDS: Final = 3600.0
 _REFUSING_THREADS: Final = 4
 """Threads beyond all budgets, so that a node that is full still has the time to say so."""
 
@@ -79,15 +83,23 @@ class Guard(grpc.ServerInterceptor):
     """For the network: rules, identities, budgets, errors."""
 
     def __init__(
-        self, rules: Mapping[str, Rule], budgets: Mapping[str, int], *, secure: bool, vet: Vet | None = None
+        self,
+        rules: Mapping[str, Rule],
+        budgets: Mapping[str, Budget],
+        *,
+        secure: bool,
+        vet: Vet | None = None,
+        stall_seconds: float = 60.0,
     ) -> None:
         unknown = {rule.budget for rule in rules.values()} - set(budgets)
         assert not unknown, f"rules with unknown budgets: {unknown}"
         self._rules = dict(rules)
-        self._budgets = {name: threading.BoundedSemaphore(size) for name, size in budgets.items()}
+        self._quotas = Quotas(budgets)
+        self._alarms = Alarms()
+        self._stall_seconds = stall_seconds
         self._secure = secure
         self._vet = vet
-        self.workers: Final = sum(budgets.values()) + _REFUSING_THREADS
+        self.workers: Final = self._quotas.at_once + _REFUSING_THREADS
         """How many threads a server needs so that every call within the budgets runs at once."""
 
     def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
@@ -99,14 +111,17 @@ class Guard(grpc.ServerInterceptor):
         if rule is None:
             _log.error("call of %s refused: the method is served, but has no rule", method)
             return None
-        return _wrap(handler, lambda context: self._around(method, rule, context))
+        return _wrap(handler, lambda context: self._around(method, rule, context), self._read)
+
+    def _read(self, requests: Iterator[bytes], decode: Any, context: grpc.ServicerContext) -> Inflow[Any]:
+        return Inflow(requests, decode, context, self._alarms, self._stall_seconds)
 
     @contextmanager
     def _around(self, method: str, rule: Rule, context: grpc.ServicerContext) -> Iterator[None]:
         with _errors_answered(method, context):
             admission = self._admit(method, rule, context)
             _admissions[context] = admission
-            with self._budget(rule.budget):
+            with self._quotas.taken(rule.budget, str(admission.subject)):
                 yield
 
     def _admit(self, method: str, rule: Rule, context: grpc.ServicerContext) -> _Admission:
@@ -120,24 +135,20 @@ class Guard(grpc.ServerInterceptor):
             )
         return _Admission(subject, identify)
 
-    @contextmanager
-    def _budget(self, name: str) -> Iterator[None]:
-        semaphore = self._budgets[name]
-        if not semaphore.acquire(blocking=False):
-            raise PeerError("E-PEER-BUSY", f"the budget for {name} is used up")
-        try:
-            yield
-        finally:
-            semaphore.release()
-
 
 class LocalGuard(grpc.ServerInterceptor):
     """For the Unix socket, whose callers the file system let in: only errors."""
 
+    def __init__(self) -> None:
+        self._alarms = Alarms()
+
     def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
         method: str = handler_call_details.method
         handler = continuation(handler_call_details)
-        return handler and _wrap(handler, lambda context: _errors_answered(method, context))
+        return handler and _wrap(handler, lambda context: _errors_answered(method, context), self._read)
+
+    def _read(self, requests: Iterator[bytes], decode: Any, context: grpc.ServicerContext) -> Inflow[Any]:
+        return Inflow(requests, decode, context, self._alarms, _LOCAL_STALL_SECONDS)
 
 
 def _by_certificate(context: grpc.ServicerContext, vet: Vet | None) -> Subject:
@@ -198,32 +209,39 @@ def _answer_fault(method: str, context: grpc.ServicerContext) -> None:
 
 
 _Around = Callable[[grpc.ServicerContext], AbstractContextManager[None]]
+_Read = Callable[[Iterator[bytes], Any, grpc.ServicerContext], "Inflow[Any]"]
 
 
-def _wrap(handler: Any, around: _Around) -> Any:
-    """The same handler with `around` about it, for as long as the call lasts."""
-    codec = handler.request_deserializer, handler.response_serializer
-    if handler.unary_unary:
-        return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, around), *codec)
-    if handler.stream_unary:
-        return grpc.stream_unary_rpc_method_handler(_answering(handler.stream_unary, around), *codec)
-    if handler.unary_stream:
-        return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, around), *codec)
-    return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, around), *codec)
+def _wrap(handler: Any, around: _Around, read: _Read) -> Any:
+    """The same handler with `around` about it for as long as the call lasts, and its requests by way of `read`.
 
+    grpc would read a single request before anybody could look at the caller, and wait for it in one of our threads
+    however slowly it comes. So calls with one request are taken as calls with many, which are the same on the wire.
+    """
+    decode, encode = handler.request_deserializer or bytes, handler.response_serializer
 
-def _answering(behavior: Callable[..., Any], around: _Around) -> Callable[..., Any]:
-    def guarded(request: Any, context: grpc.ServicerContext) -> Any:
+    def answering(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
         with around(context):
-            return behavior(request, context)
+            inflow = read(requests, decode, context)
+            try:
+                if handler.unary_unary:
+                    return handler.unary_unary(inflow.only(), context)
+                return handler.stream_unary(inflow, context)
+            finally:
+                inflow.end()
 
-    return guarded
-
-
-def _streaming(behavior: Callable[..., Iterator[Any]], around: _Around) -> Callable[..., Iterator[Any]]:
     # A generator: nothing is taken before the first `next`, and whoever drops it gives everything back.
-    def guarded(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+    def streaming(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
         with around(context):
-            yield from behavior(request, context)
+            inflow = read(requests, decode, context)
+            try:
+                if handler.unary_stream:
+                    yield from handler.unary_stream(inflow.only(), context)
+                else:
+                    yield from handler.stream_stream(inflow, context)
+            finally:
+                inflow.end()
 
-    return guarded
+    if handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(streaming, None, encode)
+    return grpc.stream_unary_rpc_method_handler(answering, None, encode)
