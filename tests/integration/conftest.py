@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from budgets import budgets
 
 from fedelmy_node.domain.names import Address
 from fedelmy_node.rpc.guard import Guard, Rule, caller
@@ -42,7 +43,7 @@ def serve() -> Iterator[Serve]:
             echo = _Echo(more or {})
             everybody = Rule(roles=("site", "operator"), budget="control")
             rules = {f"/test.Echo/{method}": everybody for method in echo.methods}
-            guard = guard or Guard(rules, {"control": 4}, secure=identity is not None)
+            guard = guard or Guard(rules, budgets(control=4), secure=identity is not None)
             server, address = make_server(Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers)
             server.add_generic_rpc_handlers((echo,))
             server.start()

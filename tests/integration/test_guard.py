@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from budgets import budgets
 from cryptography import x509
 
 from fedelmy_node.domain.names import Address
@@ -52,7 +53,7 @@ def test_all_four_kinds_pass(identities: Identities, serve: Serve) -> None:
 def test_all_four_kinds_are_refused_to_the_wrong_role(identities: Identities, serve: Serve) -> None:
     rule = Rule(roles=("operator",), budget="control")
     rules = {f"/test.Echo/{method}": rule for method in ("Say", "Count", "Sum", "Chat")}
-    address = serve(identities["south"], guard=Guard(rules, {"control": 4}, secure=True))
+    address = serve(identities["south"], guard=Guard(rules, budgets(control=4), secure=True))
     with dial(address, identities["north"]) as channel:
         for call in all_kinds(channel):
             with pytest.raises(IdentityError, match=r"E-IDENTITY-ROLE.*site/north"), map_errors("south"):
@@ -63,7 +64,7 @@ def test_all_four_kinds_are_refused_to_the_wrong_role(identities: Identities, se
 
 def test_what_has_no_rule_is_refused(identities: Identities, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     rules = {"/test.Echo/Say": Rule(roles=("site",), budget="control")}
-    address = serve(identities["south"], guard=Guard(rules, {"control": 1}, secure=True))
+    address = serve(identities["south"], guard=Guard(rules, budgets(control=1), secure=True))
     with dial(address, identities["north"]) as channel:
         for method in ("WhoAmI", "Unknown"):
             with pytest.raises(FedelmyError, match="E-PEER-CONTRACT"):
@@ -74,7 +75,7 @@ def test_what_has_no_rule_is_refused(identities: Identities, serve: Serve, caplo
 
 def test_rules_must_name_a_budget_that_exists() -> None:
     with pytest.raises(AssertionError, match="watchers"):
-        Guard({"/test.Echo/Say": Rule(roles=("site",), budget="watchers")}, {"control": 1}, secure=True)
+        Guard({"/test.Echo/Say": Rule(roles=("site",), budget="watchers")}, budgets(control=1), secure=True)
 
 
 def test_the_metadata_of_a_secure_caller_is_not_looked_at(identities: Identities, serve: Serve) -> None:
@@ -158,7 +159,7 @@ def test_budgets_hold_until_a_stream_ends(identities: Identities, serve: Serve) 
         "/test.Echo/Wait": Rule(roles=("site",), budget="watchers"),
         "/test.Echo/Say": Rule(roles=("site",), budget="control"),
     }
-    guard = Guard(rules, {"watchers": 1, "control": 1}, secure=True)
+    guard = Guard(rules, budgets(watchers=1, control=1), secure=True)
     address = serve(identities["south"], guard=guard, more={"Wait": gate(opened)})
     with dial(address, identities["north"]) as channel:
         watch = channel.unary_stream("/test.Echo/Wait")
@@ -174,7 +175,7 @@ def test_budgets_hold_until_a_stream_ends(identities: Identities, serve: Serve) 
 
 def test_a_caller_who_goes_away_gives_its_place_back(identities: Identities, serve: Serve) -> None:
     rules = {"/test.Echo/Wait": Rule(roles=("site",), budget="watchers")}
-    guard = Guard(rules, {"watchers": 1}, secure=True)
+    guard = Guard(rules, budgets(watchers=1), secure=True)
     address = serve(identities["south"], guard=guard, more={"Wait": gate(threading.Event())})
     with dial(address, identities["north"]) as channel:
         watch = channel.unary_stream("/test.Echo/Wait")
@@ -236,7 +237,7 @@ def test_a_long_stream_is_looked_at_again(identities: Identities, serve: Serve) 
             revoked.wait(30)
 
     rules = {"/test.Echo/Long": Rule(roles=("site",), budget="control")}
-    guard = Guard(rules, {"control": 1}, secure=True, vet=vet)
+    guard = Guard(rules, budgets(control=1), secure=True, vet=vet)
     address = serve(identities["south"], guard=guard, more={"Long": grpc.unary_stream_rpc_method_handler(stream)})
     with dial(address, identities["north"]) as channel:
         answers = channel.unary_stream("/test.Echo/Long")(b"", timeout=30)
@@ -275,7 +276,7 @@ def test_other_connections_are_refused(forge: Callable[..., Identity], version: 
     properties = {"x509_pem_cert": forge("north.site.fedelmy", ends_days=-0.5).certificate_pem}
     if version is not None:
         properties["ssl_tls_version"] = version
-    guard = Guard({"/a/b": Rule(roles=("site",), budget="control")}, {"control": 1}, secure=True)
+    guard = Guard({"/a/b": Rule(roles=("site",), budget="control")}, budgets(control=1), secure=True)
     called = threading.Event()
     handler = grpc.unary_unary_rpc_method_handler(lambda *_: called.set())
 
@@ -284,7 +285,7 @@ def test_other_connections_are_refused(forge: Callable[..., Identity], version: 
 
     connection = _Connection(**properties)
     with pytest.raises(RuntimeError, match=code):
-        guard.intercept_service(lambda _: handler, Details()).unary_unary(b"", connection)
+        guard.intercept_service(lambda _: handler, Details()).stream_unary(iter([b""]), connection)
     assert not called.is_set()
 
 

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, cast
-from weakref import WeakKeyDictionary
 
 import grpc
 from cryptography import x509
@@ -58,8 +57,8 @@ class _Admission:
     """Looks at the caller again."""
 
 
-# Keyed by the call itself, so that a handler that no guard let in finds nothing, whatever the caller sent.
-_admissions: WeakKeyDictionary[grpc.ServicerContext, _Admission] = WeakKeyDictionary()
+# Of the calls under way, keyed by the call itself: a handler that no guard let in finds nothing, whatever was sent.
+_admissions: dict[grpc.ServicerContext, _Admission] = {}
 
 
 def caller(context: grpc.ServicerContext) -> Subject:
@@ -118,11 +117,14 @@ class Guard(grpc.ServerInterceptor):
 
     @contextmanager
     def _around(self, method: str, rule: Rule, context: grpc.ServicerContext) -> Iterator[None]:
-        with _errors_answered(method, context):
-            admission = self._admit(method, rule, context)
-            _admissions[context] = admission
-            with self._quotas.taken(rule.budget, str(admission.subject)):
-                yield
+        try:
+            with _errors_answered(method, context):
+                admission = self._admit(method, rule, context)
+                _admissions[context] = admission
+                with self._quotas.taken(rule.budget, str(admission.subject)):
+                    yield
+        finally:
+            _admissions.pop(context, None)  # it knows the call, and would keep it for ever
 
     def _admit(self, method: str, rule: Rule, context: grpc.ServicerContext) -> _Admission:
         def identify() -> Subject:
