@@ -263,6 +263,8 @@ class _Connection:
     def set_trailing_metadata(self, metadata: object) -> None:
         pass
 
+    set_code = set_details = set_trailing_metadata
+
     def abort(self, code: grpc.StatusCode, details: str) -> None:
         self.aborted = (code, details)
         raise RuntimeError(details)
@@ -285,7 +287,7 @@ def test_other_connections_are_refused(forge: Callable[..., Identity], version: 
 
     connection = _Connection(**properties)
     with pytest.raises(RuntimeError, match=code):
-        guard.intercept_service(lambda _: handler, Details()).stream_unary(iter([b""]), connection)
+        guard.intercept_service(lambda _: handler, Details()).stream_stream(iter([b""]), connection, print)
     assert not called.is_set()
 
 

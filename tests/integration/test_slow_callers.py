@@ -17,6 +17,7 @@ from http2 import Connection, message_head
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.rpc import guard as guard_module
 from fedelmy_node.rpc import inflow
 from fedelmy_node.rpc import serve as serve_module
 from fedelmy_node.rpc.dial import open_channel
@@ -152,7 +153,10 @@ def test_one_caller_cannot_take_the_place_of_another(identities: Identities, ser
     greedy.close()
 
 
-def test_a_flood_is_refused_to_the_one_who_floods(identities: Identities, serve: Serve) -> None:
+def test_a_flood_is_refused_to_the_one_who_floods(
+    identities: Identities, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard_module, "_HOLD_SECONDS", 0.01)
     budget = Budget(at_once=4, share=4, per_second=0.001, burst=5)
     guard = Guard(rules("Say"), {"control": budget}, secure=True)
     address = serve(identities["south"], guard=guard)
@@ -168,6 +172,36 @@ def test_a_flood_is_refused_to_the_one_who_floods(identities: Identities, serve:
                 codes.append(error.code)
         assert codes == ["E-PEER-BUSY"] * 45
         assert ask(other) == b"hello"
+
+
+def test_whoever_calls_too_often_waits_without_a_thread(identities: Identities, serve: Serve) -> None:
+    budget = Budget(at_once=1, share=1, per_second=0.001, burst=1)
+    guard = Guard(rules("Say"), {"control": budget}, secure=True)
+    address = serve(identities["south"], guard=guard)
+    with (
+        open_channel(address, identities["north"], expect_role="site") as flooding,
+        open_channel(address, identities["operator"], expect_role="site") as other,
+    ):
+        assert ask(flooding) == b"hello"
+        begun = time.monotonic()
+        held = [flooding.unary_unary("/test.Echo/Say").future(b"x", timeout=30) for _ in range(30)]
+        assert ask(other) == b"hello"  # with five threads in all
+        assert time.monotonic() - begun < 2
+        assert not any(call.done() for call in held)
+        assert {str(call.exception(30)).count("too often") for call in held} == {2}
+        assert time.monotonic() - begun >= 2.9
+
+
+def test_a_wrong_role_is_refused_only_so_often(identities: Identities, serve: Serve) -> None:
+    only = {"/test.Echo/Say": Rule(roles=("operator",), budget="control")}
+    guard = Guard(only, {"control": Budget(at_once=4, share=4, per_second=0.001, burst=3)}, secure=True)
+    with open_channel(serve(identities["south"], guard=guard), identities["north"], expect_role="site") as channel:
+        codes = []
+        for _ in range(4):
+            with pytest.raises(FedelmyError) as refused:
+                ask(channel)
+            codes.append(refused.value.code)
+        assert codes == ["E-IDENTITY-ROLE"] * 3 + ["E-PEER-BUSY"]
 
 
 @pytest.mark.parametrize("greeting", [b"", bytes.fromhex("160301020001000200"), b"GET / HTTP/1.1\r\n\r\n"])

@@ -24,7 +24,7 @@ from fedelmy_node.errors import (
     error_from_code,
 )
 
-__all__ = ["Problem", "PROBLEM_KEY", "encode_problem", "decode_problem", "abort", "map_errors"]
+__all__ = ["Problem", "PROBLEM_KEY", "encode_problem", "decode_problem", "abort", "prepare_answer", "map_errors"]
 
 PROBLEM_KEY: Final = "fedelmy-problem-bin"
 _LIMIT_BYTES: Final = 2048
@@ -64,9 +64,16 @@ def decode_problem(data: bytes) -> Problem | None:
 
 def abort(context: grpc.ServicerContext, error: FedelmyError) -> NoReturn:
     """End a call with an error of ours; never returns."""
+    prepare_answer(context, error)
+    context.abort(grpc.StatusCode[CATALOGUE[error.code].status], _clean(str(error), 512))
+
+
+def prepare_answer(context: grpc.ServicerContext, error: FedelmyError) -> None:
+    """Put an error of ours into the answer of a call that ends later."""
     problem = Problem(code=error.code, message=error.message, hint=error.hint)
     context.set_trailing_metadata(((PROBLEM_KEY, encode_problem(problem)),))
-    context.abort(grpc.StatusCode[CATALOGUE[error.code].status], _clean(str(error), 512))
+    context.set_code(grpc.StatusCode[CATALOGUE[error.code].status])
+    context.set_details(_clean(str(error), 512))
 
 
 @contextmanager

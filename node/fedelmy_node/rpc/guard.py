@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -22,9 +22,9 @@ from cryptography import x509
 from fedelmy_node.errors import FedelmyError, IdentityError, InternalError
 from fedelmy_node.identity.certificates import Subject, check_dates, parse_certificates, read_subject
 from fedelmy_node.rpc.alarms import Alarms
-from fedelmy_node.rpc.faults import abort
+from fedelmy_node.rpc.faults import abort, prepare_answer
 from fedelmy_node.rpc.inflow import Inflow
-from fedelmy_node.rpc.quotas import Budget, Quotas
+from fedelmy_node.rpc.quotas import Budget, Quotas, TooOftenError
 from fedelmy_node.rpc.settings import CLAIM_KEY
 
 __all__ = ["Rule", "Guard", "LocalGuard", "caller", "recheck"]
@@ -36,6 +36,11 @@ _LOCAL_STALL_SECONDS: Final = 3600.0
 _REFUSING_THREADS: Final = 4
 """Threads beyond all budgets, so that a node that is full still has the time to say so."""
 
+_HOLD_SECONDS: Final = 3.0
+"""How long whoever calls too often waits for the answer that it does."""
+
+_Send = Callable[[Any], None]
+"""Sends one answer; None ends the call."""
 Vet = Callable[[Subject, x509.Certificate], None]
 """A further look at a caller with a certificate, such as for revocation; raises to refuse."""
 
@@ -95,7 +100,7 @@ class Guard(grpc.ServerInterceptor):
         self._rules = dict(rules)
         self._quotas = Quotas(budgets)
         self._alarms = Alarms()
-        self._stall_seconds = stall_seconds
+        self._patience = self._alarms, stall_seconds
         self._secure = secure
         self._vet = vet
         self.workers: Final = self._quotas.at_once + _REFUSING_THREADS
@@ -110,32 +115,43 @@ class Guard(grpc.ServerInterceptor):
         if rule is None:
             _log.error("call of %s refused: the method is served, but has no rule", method)
             return None
-        return _wrap(handler, lambda context: self._around(method, rule, context), self._read)
 
-    def _read(self, requests: Iterator[bytes], decode: Any, context: grpc.ServicerContext) -> Inflow[Any]:
-        return Inflow(requests, decode, context, self._alarms, self._stall_seconds)
+        def run(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
+            try:
+                with _errors_answered(method, context):
+                    caller = str(self._admit(method, rule, context))
+                    with self._quotas.taken(rule.budget, caller):
+                        _answer(handler, requests, context, send, self._patience)
+            except TooOftenError as error:
+                self._hold(context, send, error)
+            finally:
+                _admissions.pop(context, None)  # it knows the call, and would keep it for ever
 
-    @contextmanager
-    def _around(self, method: str, rule: Rule, context: grpc.ServicerContext) -> Iterator[None]:
-        try:
-            with _errors_answered(method, context):
-                admission = self._admit(method, rule, context)
-                _admissions[context] = admission
-                with self._quotas.taken(rule.budget, str(admission.subject)):
-                    yield
-        finally:
-            _admissions.pop(context, None)  # it knows the call, and would keep it for ever
+        return _taken_as_streams(handler, run)
 
-    def _admit(self, method: str, rule: Rule, context: grpc.ServicerContext) -> _Admission:
+    def _admit(self, method: str, rule: Rule, context: grpc.ServicerContext) -> Subject:
         def identify() -> Subject:
             return _by_certificate(context, self._vet) if self._secure else _by_claim(context)
 
-        subject = identify()
+        try:
+            subject = identify()
+        except FedelmyError:
+            self._quotas.count(rule.budget, context.peer().rpartition(":")[0])  # nobody, from somewhere
+            raise
+        _admissions[context] = _Admission(subject, identify)
+        self._quotas.count(rule.budget, str(subject))
         if subject.role not in rule.roles:
             raise IdentityError(
                 "E-IDENTITY-ROLE", f"{subject} may not call {method}: it is for {' and '.join(rule.roles)}"
             )
-        return _Admission(subject, identify)
+        return subject
+
+    def _hold(self, context: grpc.ServicerContext, send: _Send, error: TooOftenError) -> None:
+        """Answer later, without a thread that waits: a connection has few calls, so a flood becomes a trickle."""
+        prepare_answer(context, error)
+        alarm = self._alarms.after(_HOLD_SECONDS, lambda: send(None))
+        if not context.add_callback(alarm.off):
+            alarm.off()
 
 
 class LocalGuard(grpc.ServerInterceptor):
@@ -147,10 +163,12 @@ class LocalGuard(grpc.ServerInterceptor):
     def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
         method: str = handler_call_details.method
         handler = continuation(handler_call_details)
-        return handler and _wrap(handler, lambda context: _errors_answered(method, context), self._read)
 
-    def _read(self, requests: Iterator[bytes], decode: Any, context: grpc.ServicerContext) -> Inflow[Any]:
-        return Inflow(requests, decode, context, self._alarms, _LOCAL_STALL_SECONDS)
+        def run(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
+            with _errors_answered(method, context):
+                _answer(handler, requests, context, send, (self._alarms, _LOCAL_STALL_SECONDS))
+
+        return handler and _taken_as_streams(handler, run)
 
 
 def _by_certificate(context: grpc.ServicerContext, vet: Vet | None) -> Subject:
@@ -189,6 +207,8 @@ def _errors_answered(method: str, context: grpc.ServicerContext) -> Iterator[Non
     """The process boundary: every exception becomes an answer, and only surprises are logged whole."""
     try:
         yield
+    except TooOftenError:
+        raise  # answered later
     except FedelmyError as error:
         admission = _admissions.get(context)
         nobody = "the administrator" if context.peer().startswith("unix:") else "a caller who was not let in"
@@ -210,40 +230,33 @@ def _answer_fault(method: str, context: grpc.ServicerContext) -> None:
     abort(context, InternalError("E-INTERNAL", f"{method} failed; see the log of the node"))
 
 
-_Around = Callable[[grpc.ServicerContext], AbstractContextManager[None]]
-_Read = Callable[[Iterator[bytes], Any, grpc.ServicerContext], "Inflow[Any]"]
-
-
-def _wrap(handler: Any, around: _Around, read: _Read) -> Any:
-    """The same handler with `around` about it for as long as the call lasts, and its requests by way of `read`.
+def _taken_as_streams(handler: Any, run: Callable[..., None]) -> Any:
+    """A handler of the same method that takes the call as it comes, whatever its kind: on the wire they are one.
 
     grpc would read a single request before anybody could look at the caller, and wait for it in one of our threads
-    however slowly it comes. So calls with one request are taken as calls with many, which are the same on the wire.
+    however slowly it comes. Not to block means that `run` itself sends the answers, now or later.
     """
-    decode, encode = handler.request_deserializer or bytes, handler.response_serializer
 
-    def answering(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-        with around(context):
-            inflow = read(requests, decode, context)
-            try:
-                if handler.unary_unary:
-                    return handler.unary_unary(inflow.only(), context)
-                return handler.stream_unary(inflow, context)
-            finally:
-                inflow.end()
+    def call(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
+        run(requests, context, send)
 
-    # A generator: nothing is taken before the first `next`, and whoever drops it gives everything back.
-    def streaming(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-        with around(context):
-            inflow = read(requests, decode, context)
-            try:
-                if handler.unary_stream:
-                    yield from handler.unary_stream(inflow.only(), context)
-                else:
-                    yield from handler.stream_stream(inflow, context)
-            finally:
-                inflow.end()
+    call.experimental_non_blocking = True  # type: ignore[attr-defined]  # as grpc's own health service does
+    return grpc.stream_stream_rpc_method_handler(call, None, handler.response_serializer)
 
-    if handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(streaming, None, encode)
-    return grpc.stream_unary_rpc_method_handler(answering, None, encode)
+
+def _answer(
+    handler: Any, requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send, patience: tuple[Alarms, float]
+) -> None:
+    """Read what the handler needs, and send what it answers."""
+    inflow: Inflow[Any] = Inflow(requests, handler.request_deserializer or bytes, context, *patience)
+    try:
+        request = inflow if handler.request_streaming else inflow.only()
+        behavior = handler.stream_stream or handler.unary_stream or handler.stream_unary or handler.unary_unary
+        answers = behavior(request, context)
+        for answer in answers if handler.response_streaming else (answers,):
+            send(answer)
+            if not context.is_active():
+                return
+        send(None)
+    finally:
+        inflow.end()

@@ -55,7 +55,7 @@ class Inflow(Generic[T]):
         self._waits = True
         try:
             message = next(self._requests)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, StopIteration) as error:  # a call that is broken off may look like one that has ended
             if self._stalled:
                 raise self._verdict() from error
             raise

@@ -16,10 +16,14 @@ from typing import Final
 
 from fedelmy_node.errors import PeerError
 
-__all__ = ["Budget", "Quotas"]
+__all__ = ["Budget", "Quotas", "TooOftenError"]
 
 _CALLERS: Final = 4096
 """Callers whose rate is remembered; with TLS there are never as many, a federation is not that large."""
+
+
+class TooOftenError(PeerError):
+    """A caller who does not wait between its calls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +56,23 @@ class Quotas:
         """How many calls can run at the same time, of all kinds together."""
         return sum(budget.at_once for budget in self._budgets.values())
 
+    def count(self, name: str, caller: str) -> None:
+        """One more call has come, whatever becomes of it; TooOftenError if that is beyond this caller's rate."""
+        budget, now = self._budgets[name], self._now()
+        with self._lock:
+            left, counted_at = self._left.pop((name, caller), (float(budget.burst), now))
+            left = min(left + (now - counted_at) * budget.per_second, float(budget.burst))
+            self._left[name, caller] = (left - 1 if left >= 1 else left), now
+            if len(self._left) > _CALLERS:
+                self._left.popitem(last=False)  # whoever has been quiet longest
+        if left < 1:
+            rate = f"{budget.per_second:g} a second"
+            raise TooOftenError("E-PEER-BUSY", f"{caller} calls too often: {name} allows {rate}")
+
     @contextmanager
     def taken(self, name: str, caller: str) -> Iterator[None]:
         """A place for one call while it lasts; E-PEER-BUSY if there is none for this caller."""
         with self._lock:
-            self._count(name, caller)
             self._take(name, caller)
         try:
             yield
@@ -74,13 +90,3 @@ class Quotas:
         if running.total() >= budget.at_once:
             raise PeerError("E-PEER-BUSY", f"the budget for {name} is used up")
         running[caller] += 1
-
-    def _count(self, name: str, caller: str) -> None:
-        budget, now = self._budgets[name], self._now()
-        left, counted_at = self._left.pop((name, caller), (float(budget.burst), now))
-        left = min(left + (now - counted_at) * budget.per_second, float(budget.burst))
-        self._left[name, caller] = (left - 1 if left >= 1 else left), now
-        if len(self._left) > _CALLERS:
-            self._left.popitem(last=False)  # whoever has been quiet longest
-        if left < 1:
-            raise PeerError("E-PEER-BUSY", f"{caller} calls too often: {name} takes {budget.per_second:g} a second")
