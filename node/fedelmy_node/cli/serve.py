@@ -15,6 +15,8 @@ from fedelmy_node.cli.options import state_option
 
 __all__ = ["serve"]
 
+_OPEN_FILES = 65_536
+
 
 @click.command(short_help="Run the node.")
 @click.option(
@@ -91,6 +93,7 @@ def serve(
     from fedelmy_node.daemon.node import Node
 
     os.umask(0o077)  # whatever this node or its trainers write is the site's own
+    _allow_many_connections()
     configure_logging(log_format, {})
     given = Given(
         state=state, config=config, site=site, listen=listen, peers=peers, data=data, indices=indices,
@@ -104,6 +107,15 @@ def serve(
         )
     _stop_on_signals(node.stop)
     node.serve()
+
+
+def _allow_many_connections() -> None:
+    """The usual limit of 1024 open files is soon used up by connections of strangers, who are not our only callers."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _stop_on_signals(stop: object) -> None:
