@@ -17,6 +17,7 @@ from fedelmy_launcher import authority
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import Subject, fingerprint, to_pem
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.trust import Trust
 
 # How long an example takes says nothing on a machine that others use, too.
 hypothesis.settings.register_profile("fedelmy", deadline=None)
@@ -78,7 +79,7 @@ def forge(federation_ca: Path) -> Forge:
             subject=Subject.of("south", "site"),
             key_pem=keystore.encode_key(key),
             certificate_pem=to_pem(leaf),
-            ca_pem=to_pem(ca),
+            trust=Trust(to_pem(ca)),
             not_after=leaf.not_valid_after_utc,
             fingerprint=fingerprint(key.public_key()),
         )

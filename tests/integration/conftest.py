@@ -10,10 +10,19 @@ import grpc
 import pytest
 
 from fedelmy_node.domain.names import Address
+from fedelmy_node.identity.keystore import Identity, LiveIdentity
+from fedelmy_node.identity.trust import Trust
 from fedelmy_node.rpc.guard import Guard, Rule, caller
 from fedelmy_node.rpc.serve import make_server
 
 Serve = Callable[..., Address]
+
+
+def believe(identity: Identity | LiveIdentity | None) -> Callable[[], Trust] | None:
+    """What a guard asks, for any kind of identity."""
+    if identity is None:
+        return None
+    return lambda: identity.trust if isinstance(identity, Identity) else identity().trust
 
 
 class _Echo(grpc.GenericRpcHandler):
@@ -42,7 +51,7 @@ def serve() -> Iterator[Serve]:
             echo = _Echo(more or {})
             everybody = Rule(roles=("site", "operator"), budget="control")
             rules = {f"/test.Echo/{method}": everybody for method in echo.methods}
-            guard = guard or Guard(rules, {"control": 4}, secure=identity is not None)
+            guard = guard or Guard(rules, {"control": 4}, believe=believe(identity))
             server, address = make_server(Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers)
             server.add_generic_rpc_handlers((echo,))
             server.start()

@@ -37,7 +37,7 @@ class Endpoint:
     """The network's door: bound when made, answering from `open` to `close`."""
 
     def __init__(self, listen: Address, identity: LiveIdentity | None) -> None:
-        guard = Guard(RULES, _BUDGETS, secure=identity is not None)
+        guard = Guard(RULES, _BUDGETS, believe=None if identity is None else lambda: identity().trust)
         self._server, self.address = make_server(listen, identity, interceptors=[guard], workers=guard.workers)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
