@@ -18,6 +18,7 @@ from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import Subject, fingerprint, to_pem
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.trust import Trust
+from hospital import Hospital
 
 # How long an example takes says nothing on a machine that others use, too.
 hypothesis.settings.register_profile("fedelmy", deadline=None)
@@ -44,6 +45,12 @@ def identities(federation_ca: Path, tmp_path_factory: pytest.TempPathFactory) ->
         signed = authority.sign(federation_ca, home / "request.csr", home.parent / f"{name}.pem")
         found[name] = keystore.install(home, signed.path)
     return found
+
+
+@pytest.fixture(scope="session")
+def hospital(tmp_path_factory: pytest.TempPathFactory) -> Hospital:
+    """The CA of a hospital, which knows nothing of federations."""
+    return Hospital(tmp_path_factory.mktemp("hospital"))
 
 
 @pytest.fixture(scope="session")

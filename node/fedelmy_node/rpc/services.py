@@ -49,7 +49,7 @@ SendRequest = Block | transfer_pb2.SendRequest
 """What `blocks` makes of a message."""
 _BLOCKS_AHEAD: Final = 2
 """Received while the one before is verified and written; they are taken even if the link is cut meanwhile."""
-_BLOCKS_PER_CHECK: Final = 256
+_BLOCKS_PER_CHECK: Final = 16
 """How many blocks of a transfer may pass before its sender's certificate is looked at again."""
 RULES: Mapping[str, Rule] = {
     **{
