@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from cryptography import x509
 
 from fedelmy_launcher import authority
 from fedelmy_node.domain.names import Address, SiteName

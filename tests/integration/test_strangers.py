@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedelmy_launcher import authority
+from fedelmy_launcher.control import Sites, expiry_warnings
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.node import Node
 from fedelmy_node.domain.names import Address, SiteName
@@ -32,6 +33,7 @@ from fedelmy_node.identity.certificates import KEY_USAGES, Subject, fingerprint,
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.rules import TrustRules
 from fedelmy_node.rpc import preflight
+from fedelmy_node.rpc.admin import admin_client
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import channel_to, open_channel, probe
 from fedelmy_node.rpc.faults import map_errors
@@ -383,3 +385,41 @@ def test_a_revoked_node_does_not_start(door: Door, tmp_path: Path) -> None:
     (copy / "identity" / "revoked.pem").write_bytes(authority.revoke(door.ca, "south").path.read_bytes())
     with pytest.raises(FedelmyError, match=r"E-IDENTITY-REVOKED.*site/south"):
         Recording(copy)
+
+
+# --- what the operator's launcher does about it -----------------------------------------------------------------------
+
+
+def sites(door: Door, identity: Identity) -> Sites:
+    found = Sites(None, identity)
+    found.addresses[SOUTH] = door.address
+    return found
+
+
+def test_the_launcher_brings_its_list_first(door: Door) -> None:
+    authority.revoke(door.ca, member(door.ca, "north").subject.name)
+    with sites(door, keystore.load(door.ca / "operator")) as asked:
+        assert asked.bring_lists() == {SOUTH: 1}
+        assert asked.bring_lists() == {SOUTH: 1}, "again is harmless"
+    assert (door.home / "identity" / "revoked.pem").read_bytes() == (door.ca / "revoked.pem").read_bytes()
+
+
+def test_the_launcher_does_not_dial_a_revoked_site(door: Door) -> None:
+    authority.revoke(door.ca, "south")
+    with sites(door, keystore.load(door.ca / "operator")) as asked:
+        nodes, (refusal,) = asked.describe()
+    assert (nodes, refusal.error.code, door.node.calls) == ({}, "E-IDENTITY-REVOKED", [])
+
+
+def test_expiry_is_told_to_the_operator_and_to_the_administrator(door: Door, tmp_path: Path) -> None:
+    operator = keystore.load(door.ca / "operator")
+    with sites(door, operator) as asked:
+        assert expiry_warnings(operator, asked.describe()[0].values()) == []
+        identity = door.home / "identity"
+        keystore.install(identity, authority.sign(door.ca, identity / "request.csr", tmp_path / "s.pem", days=5).path)
+        (warning,) = expiry_warnings(operator, asked.describe()[0].values())
+    assert "site/south expires in 5 days" in warning
+    with admin_client(door.home) as admin:
+        health = admin.health()
+    assert health.serving and health.warnings == (warning,)
+    assert health.certificate_expires == pytest.approx(keystore.load(identity).not_after.timestamp())

@@ -150,7 +150,8 @@ def expiry_warning(holder: str, not_after: datetime, now: datetime | None = None
         return None
     if days <= 0:
         return f"the certificate of {holder} expired on {not_after:%Y-%m-%d}"
-    return f"the certificate of {holder} expires in {days:.0f} days, on {not_after:%Y-%m-%d}"
+    when = {0: "less than a day", 1: "1 day"}.get(round(days), f"{days:.0f} days")
+    return f"the certificate of {holder} expires in {when}, on {not_after:%Y-%m-%d}"
 
 
 def check_dates(certificate: x509.Certificate, holder: str, now: datetime | None = None) -> None:
