@@ -52,6 +52,12 @@ class Certified:
     revoked_at: str | None
     reason: str | None
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the key, in the short form that the site knows."""
+        digits = self.issued.key.removeprefix("sha256:")[:20].upper()
+        return "-".join(digits[i : i + 4] for i in range(0, 20, 4))
+
 
 class Register:
     """The lines of issued.jsonl, how another one is added, and what the list of revocations says of them."""

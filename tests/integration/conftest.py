@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from doors import Door
 
+from fedelmy_launcher import authority
 from fedelmy_node.domain.names import Address
 from fedelmy_node.identity.keystore import Identity, LiveIdentity
 from fedelmy_node.identity.trust import Trust
@@ -59,3 +62,17 @@ def serve() -> Iterator[Serve]:
             return address
 
         yield start
+
+
+@pytest.fixture
+def own_ca(tmp_path: Path) -> Path:
+    """A federation of its own, because some tests revoke."""
+    authority.init(tmp_path / "ca")
+    return tmp_path / "ca"
+
+
+@pytest.fixture
+def door(tmp_path: Path, own_ca: Path) -> Iterator[Door]:
+    made = Door(tmp_path / "south", own_ca)
+    yield made
+    made.end()

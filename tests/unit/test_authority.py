@@ -246,6 +246,7 @@ def test_the_list_of_everything_signed(ca: Path, tmp_path: Path) -> None:
     certify(ca, tmp_path / "north", days=12)
     shown = invoke(ca_command, "list", "--dir", ca)
     assert "site/north" in shown and "expires in 12 days" in shown
+    assert keystore.pending(tmp_path / "north").fingerprint in shown
     invoke(ca_command, "revoke", "north", "--dir", ca, "--reason", "key-compromise")
     assert "revoked on" in invoke(ca_command, "list", "--dir", ca)
     operator, north = json.loads(invoke(ca_command, "list", "--json", "--dir", ca))["certificates"]

@@ -182,7 +182,8 @@ def list_command(directory: Path, as_json: bool) -> None:
         emit_json(
             {
                 "certificates": [
-                    {**encode(each.issued), "state": each.state, "days": round(each.days, 1)}
+                    {**encode(each.issued), "fingerprint": each.fingerprint, "state": each.state}
+                    | {"days": round(each.days, 1)}
                     | ({"revoked_at": each.revoked_at, "reason": each.reason} if each.revoked_at else {})
                     for each in found
                 ]
@@ -195,8 +196,8 @@ def list_command(directory: Path, as_json: bool) -> None:
             "expired": f"expired {-each.days:.0f} days ago",
             "revoked": f"revoked on {(each.revoked_at or '')[:10]} ({each.reason})",
         }[each.state]
-        who = f"{each.issued.role}/{each.issued.name}"
-        click.echo(f"{who:<24} signed {each.issued.at[:10]}  {each.issued.serial:<40}  {state}")
+        who, serial = f"{each.issued.role}/{each.issued.name}", each.issued.serial[:12]
+        click.echo(f"{who:<24} signed {each.issued.at[:10]}  serial {serial}  key {each.fingerprint}  {state}")
 
 
 def _confirm(subject: str, fingerprint: str) -> None:
