@@ -71,7 +71,7 @@ def parse_certificates(pem: bytes, origin: str) -> Sequence[x509.Certificate]:
     """All certificates of a PEM text; `origin` names it in messages."""
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise IdentityError("E-IDENTITY-FILE", f"{origin} holds no certificate") from error
 
 
@@ -183,5 +183,5 @@ def _extension(certificate: x509.Certificate, kind: type[_E]) -> _E | None:
         return certificate.extensions.get_extension_for_class(kind).value
     except x509.ExtensionNotFound:
         return None
-    except (x509.DuplicateExtension, ValueError) as error:
+    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError) as error:
         raise IdentityError("E-IDENTITY-FILE", f"the certificate cannot be read: {error}") from error

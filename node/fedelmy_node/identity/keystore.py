@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -38,9 +38,11 @@ from fedelmy_node.identity.certificates import (
 from fedelmy_node.identity.files import LIST_BYTES, locked, make_directory, read_file, read_private, stamp
 from fedelmy_node.identity.keys import encode_key, parse_key, read_key
 from fedelmy_node.identity.requests import Request, make_request, read_request
-from fedelmy_node.identity.revocation import RevocationList
 from fedelmy_node.identity.rules import TrustRules
 from fedelmy_node.identity.trust import Trust
+
+if TYPE_CHECKING:
+    from fedelmy_node.identity.revocation import RevocationList
 
 __all__ = [
     "Identity",

@@ -17,6 +17,7 @@ __all__ = ["RevocationList", "looks_like_list", "parse_lists", "newest"]
 
 _BEGIN: Final = b"-----BEGIN X509 CRL-----"
 _END: Final = b"-----END X509 CRL-----"
+_UNREADABLE: Final = (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,10 @@ def parse_lists(pem: bytes, origin: str) -> tuple[RevocationList, ...]:
         try:
             crl = x509.load_pem_x509_crl(_BEGIN + body + end + b"\n")
             number = crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+            _ = crl.issuer, crl.next_update_utc  # read only when they are asked for, and damaged ones raise then
         except x509.ExtensionNotFound as error:
             raise IdentityError("E-IDENTITY-LIST", f"a list in {origin} has no number") from error
-        except (ValueError, TypeError, x509.DuplicateExtension, UnsupportedAlgorithm) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm, *_UNREADABLE) as error:
             raise IdentityError("E-IDENTITY-FILE", f"{origin} holds a damaged revocation list") from error
         lists.append(RevocationList(crl, number))
     if not lists:

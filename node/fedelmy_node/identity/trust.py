@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -27,9 +27,11 @@ from fedelmy_node.identity.certificates import (
     public_key,
     read_subject,
 )
-from fedelmy_node.identity.revocation import RevocationList, newest, parse_lists
 from fedelmy_node.identity.rules import NameRule, TrustRules
 from fedelmy_node.identity.subject import Subject
+
+if TYPE_CHECKING:
+    from fedelmy_node.identity.revocation import RevocationList
 
 __all__ = ["Trust", "CHAIN_CERTIFICATES"]
 
@@ -63,7 +65,7 @@ class Trust:
         roots = tuple(parse_certificates(self.ca_pem, "ca.pem"))
         for root in roots:
             check_authority(root)
-        lists = parse_lists(self.lists_pem, "the revocation list") if self.lists_pem else ()
+        lists = _parse_lists(self.lists_pem, "the revocation list") if self.lists_pem else ()
         names = tuple((rule, _distinguished(rule)) for rule in self.rules.names)
         for name, value in (("_roots", roots), ("lists", lists), ("_names", names), ("_paths", {})):
             object.__setattr__(self, name, value)
@@ -100,7 +102,9 @@ class Trust:
 
     def offered(self, pem: bytes, origin: str) -> tuple[tuple[RevocationList, ...], tuple[RevocationList, ...]]:
         """The lists in a text that a trusted CA signed, and all that are in force once they were taken in."""
-        lists = parse_lists(pem, origin)
+        from fedelmy_node.identity.revocation import newest
+
+        lists = _parse_lists(pem, origin)
         for one in lists:
             one.check_signature(self._authorities)
         return lists, newest(self.lists, lists)
@@ -187,6 +191,12 @@ _HINT: Final = (
     "If its CA chose other names, map them to the site or operator: [[identity.names]] in site.toml, "
     "`certificate` under [[sites]] in federation.toml."
 )
+
+
+def _parse_lists(pem: bytes, origin: str) -> tuple[RevocationList, ...]:
+    from fedelmy_node.identity.revocation import parse_lists  # an idle daemon is small, and most have no list
+
+    return parse_lists(pem, origin)
 
 
 def _distinguished(rule: NameRule) -> x509.Name | None:
