@@ -256,6 +256,7 @@ class LiveIdentity:
         self._directory = directory
         self._rules = rules or TrustRules()
         self._lock = threading.Lock()
+        self._followed = [str(directory / name) for name in _FOLLOWED]
         self._seen = self._look()  # before loading: a renewal in between is then noticed at the next call
         self._identity = load(directory, self._rules)
         self._reminded = float("-inf")
@@ -285,7 +286,7 @@ class LiveIdentity:
         return self().trust.number(first.issuer)
 
     def _look(self) -> tuple[tuple[int, int], ...]:
-        return tuple(stamp(self._directory / name) for name in _FOLLOWED)
+        return tuple(map(stamp, self._followed))
 
     def _reload(self) -> None:
         try:

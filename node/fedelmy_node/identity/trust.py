@@ -38,7 +38,7 @@ __all__ = ["Trust", "CHAIN_CERTIFICATES"]
 CHAIN_CERTIFICATES: Final = 8
 """A leaf with its intermediates; longer ones are not looked at."""
 _REMEMBERED: Final = 256
-"""Chains whose signatures need not be checked again; more callers than a federation has."""
+"""Chains that need not be judged again; more callers than a federation has."""
 
 Path = tuple[x509.Certificate, ...]
 """From a leaf to the CA that is trusted."""
@@ -59,7 +59,7 @@ class Trust:
     lists: tuple[RevocationList, ...] = field(init=False, repr=False, compare=False)
     _roots: Path = field(init=False, repr=False, compare=False)
     _names: tuple[tuple[NameRule, x509.Name | None], ...] = field(init=False, repr=False, compare=False)
-    _paths: dict[Path, Path] = field(init=False, repr=False, compare=False)
+    _known: dict[Path, tuple[Path, Subject]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         roots = tuple(parse_certificates(self.ca_pem, "ca.pem"))
@@ -67,7 +67,7 @@ class Trust:
             check_authority(root)
         lists = _parse_lists(self.lists_pem, "the revocation list") if self.lists_pem else ()
         names = tuple((rule, _distinguished(rule)) for rule in self.rules.names)
-        for name, value in (("_roots", roots), ("lists", lists), ("_names", names), ("_paths", {})):
+        for name, value in (("_roots", roots), ("lists", lists), ("_names", names), ("_known", {})):
             object.__setattr__(self, name, value)
         for one in lists:
             one.check_signature(self._authorities)
@@ -85,15 +85,11 @@ class Trust:
         for one's own certificate alone: whom it means if nothing in it is a name of the federation.
         """
         now = now or datetime.now(UTC)
-        path = self._path(tuple(chain), now)
-        leaf = path[0]
-        check_form(leaf)
-        subject = self._subject(leaf, unnamed)
-        check_dates(leaf, str(subject), now)
+        known = self._known.get(tuple(chain)) if unnamed is None else None
+        path, subject = known or self._judge(tuple(chain), now, unnamed)
+        check_dates(path[0], str(subject), now)
         for number, certificate in enumerate(path[1:], 2):
             check_dates(certificate, "the federation's CA" if number == len(path) else f"the CA of {subject}", now)
-        self._check_revocation(path, subject)
-        self._check_pin(leaf, subject)
         return subject
 
     def holder(self, chain: Sequence[x509.Certificate], unnamed: Subject | None) -> Subject:
@@ -113,19 +109,22 @@ class Trust:
         """Of the list of this authority; 0: there is none."""
         return next((one.number for one in self.lists if one.issuer == issuer), 0)
 
-    def _path(self, chain: Path, now: datetime) -> Path:
-        known = self._paths.get(chain)
-        if known is not None:
-            return known
+    def _judge(self, chain: Path, now: datetime, unnamed: Subject | None) -> tuple[Path, Subject]:
+        """Everything about a chain that does not change with time; for others than ourselves, it is remembered."""
         if not 1 <= len(chain) <= CHAIN_CERTIFICATES:
             raise IdentityError(
                 "E-IDENTITY-UNTRUSTED", f"a chain has 1 to {CHAIN_CERTIFICATES} certificates, not {len(chain)}"
             )
         path = self._verified(chain, now)
-        if len(self._paths) >= _REMEMBERED:
-            self._paths.clear()
-        self._paths[chain] = path
-        return path
+        check_form(path[0])
+        subject = self._subject(path[0], unnamed)
+        self._check_revocation(path, subject)
+        self._check_pin(path[0], subject)
+        if unnamed is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[chain] = path, subject
+        return path, subject
 
     def _verified(self, chain: Path, now: datetime) -> Path:
         """The path to a CA of ours whose signatures are right."""
