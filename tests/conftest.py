@@ -17,6 +17,8 @@ from fedelmy_launcher import authority
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import Subject, fingerprint, to_pem
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.trust import Trust
+from hospital import Hospital
 
 # How long an example takes says nothing on a machine that others use, too.
 hypothesis.settings.register_profile("fedelmy", deadline=None)
@@ -43,6 +45,12 @@ def identities(federation_ca: Path, tmp_path_factory: pytest.TempPathFactory) ->
         signed = authority.sign(federation_ca, home / "request.csr", home.parent / f"{name}.pem")
         found[name] = keystore.install(home, signed.path)
     return found
+
+
+@pytest.fixture(scope="session")
+def hospital(tmp_path_factory: pytest.TempPathFactory) -> Hospital:
+    """The CA of a hospital, which knows nothing of federations."""
+    return Hospital(tmp_path_factory.mktemp("hospital"))
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +86,7 @@ def forge(federation_ca: Path) -> Forge:
             subject=Subject.of("south", "site"),
             key_pem=keystore.encode_key(key),
             certificate_pem=to_pem(leaf),
-            ca_pem=to_pem(ca),
+            trust=Trust(to_pem(ca)),
             not_after=leaf.not_valid_after_utc,
             fingerprint=fingerprint(key.public_key()),
         )

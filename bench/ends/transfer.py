@@ -73,7 +73,7 @@ class Receiver:
         }
 
     def _serve(self, add: Callable[[grpc.Server], None]) -> Address:
-        guard = Guard(services.RULES, BUDGETS, secure=True)
+        guard = Guard(services.RULES, BUDGETS, believe=lambda: self._identity.trust)
         server, address = make_server(
             Address("127.0.0.1:0"), self._identity, interceptors=[guard], workers=guard.workers
         )

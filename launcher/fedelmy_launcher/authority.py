@@ -3,6 +3,7 @@
     ca.key         signs everything; mode 0600; whoever has it can name himself any site
     ca.pem         what every site trusts
     issued.jsonl   every certificate that was ever signed, one line each, written before it is handed out
+    revoked.pem    what was revoked: an X.509 CRL, for every site; absent until something was
     operator/      the identity of the operator who made the CA
 
 The CA decides about names and roles; a request only asks.
@@ -11,22 +12,18 @@ The CA decides about names and roles; a request only asks.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import json
-import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_launcher.books import LIST, Certified, Issued, Register, open_register
 from fedelmy_node.durable import write_durably
 from fedelmy_node.errors import ConfigError, IdentityError, StoreError
 from fedelmy_node.identity import keystore
@@ -44,7 +41,10 @@ from fedelmy_node.identity.certificates import (
 from fedelmy_node.identity.files import make_directory, read_file
 from fedelmy_node.identity.requests import Request, common_name, read_request
 
-__all__ = ["Signed", "Issued", "init", "sign", "read_request", "issued", "LEAF_DAYS"]
+__all__ = [
+    "Signed", "Issued", "Certified", "Revoked", "LEAF_DAYS",
+    "init", "sign", "revoke", "read_request", "issued", "certified",
+]  # fmt: skip
 
 LEAF_DAYS: Final = 825
 """Long enough for a study, short enough that renewal stays a habit; other TLS stacks accept no more."""
@@ -55,8 +55,9 @@ _SKEW: Final = timedelta(minutes=5)
 
 _KEY: Final = "ca.key"
 _CERTIFICATE: Final = "ca.pem"
-_REGISTER: Final = "issued.jsonl"
 _OPERATOR: Final = "operator"
+_SERIAL_DIGITS: Final = 8
+"""As many digits of a serial number as somebody must type."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,18 +73,16 @@ class Signed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Issued:
-    """One line of the register."""
+class Revoked:
+    """What `revoke` did."""
 
-    name: str
-    role: str
-    key: str
-    """SHA-256 of the public key."""
-    serial: str
-    """Of the certificate, in hexadecimal."""
-    not_after: str
-    at: str
-    """When it was signed."""
+    subject: Subject
+    serials: tuple[str, ...]
+    """Of the certificates that were revoked, in hexadecimal."""
+    number: int
+    """Of the list."""
+    path: Path
+    """The list, for every site."""
 
 
 def init(directory: Path, operator: str = "operator") -> Signed:
@@ -130,7 +129,8 @@ def sign(
 ) -> Signed:
     """Certify the key of a request, after its fingerprint was compared with whoever sent it.
 
-    `replace` allows a new key for a name that has a certificate; the old one stays valid until it expires.
+    `replace` allows a new key for a name that has a certificate; the old one stays valid until it expires
+    or is revoked.
     """
     key, ca = _load(directory)
     if days < 1:
@@ -142,7 +142,8 @@ def sign(
             f"{request_file} asks for role {request.subject.role}, but role {role} was to be given",
             hint="Add --operator only if its sender is to control runs; otherwise have a new request made.",
         )
-    with _register(directory) as register:
+    with open_register(directory) as register:
+        _refuse_revoked_key(register, request)
         _refuse_other_key(register, request, replace)
         leaf = _leaf(request, key, ca, days)
         register.append(leaf, request)
@@ -158,8 +159,44 @@ def sign(
 def issued(directory: Path) -> tuple[Issued, ...]:
     """Everything this CA ever signed, oldest first."""
     _load(directory)
-    with _register(directory) as register:
+    with open_register(directory) as register:
         return tuple(register.lines)
+
+
+def certified(directory: Path) -> tuple[Certified, ...]:
+    """The same, with what each certificate is worth now."""
+    _load(directory)
+    with open_register(directory) as register:
+        return register.certified()
+
+
+def revoke(
+    directory: Path, name: str, *, role: Role = "site", serials: Sequence[str] = (), reason: str = "unspecified"
+) -> Revoked:
+    """Revoke certificates of a name, all that are valid or those with these serial numbers, and write the list anew."""
+    key, ca = _load(directory)
+    subject = Subject.of(name, role)
+    with open_register(directory) as register:
+        chosen = _chosen(subject, register.certified(), serials)
+        before, now = register.revocations, datetime.now(UTC)
+        number = before.number + 1 if before else 1
+        # Sites get lists by hand, so none is ever out of date; a newer one simply replaces it.
+        builder = x509.CertificateRevocationListBuilder(ca.subject, now, ca.not_valid_after_utc)
+        for entry in before.crl if before else ():
+            builder = builder.add_revoked_certificate(entry)
+        for line in chosen:
+            revoked = x509.RevokedCertificateBuilder(int(line.serial, 16), now)
+            if reason != "unspecified":  # then nothing is said, as X.509 wants it
+                flag = x509.ReasonFlags[reason.replace("-", "_")]
+                revoked = revoked.add_extension(x509.CRLReason(flag), critical=False)
+            builder = builder.add_revoked_certificate(revoked.build())
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+        builder = builder.add_extension(authority, critical=False).add_extension(x509.CRLNumber(number), critical=False)
+        pem = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        write_durably(directory / LIST, pem, 0o644)
+        if (directory / _OPERATOR).is_dir():  # it may have moved to the machine that runs the launcher
+            write_durably(directory / _OPERATOR / LIST, pem, 0o644)
+    return Revoked(subject=subject, serials=tuple(line.serial for line in chosen), number=number, path=directory / LIST)
 
 
 def _load(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -228,7 +265,36 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _refuse_other_key(register: _Register, request: Request, replace: bool) -> None:
+def _chosen(subject: Subject, known: Sequence[Certified], serials: Sequence[str]) -> list[Issued]:
+    """What is to be revoked; a serial number that fits nothing, or more than one, is refused."""
+    own = [each for each in known if (each.issued.name, each.issued.role) == (subject.name, subject.role)]
+    valid = [each.issued for each in own if each.state == "valid"]
+    hint = "`fedelmy-launch ca list` shows what was signed, and its state."
+    if not valid:
+        raise IdentityError("E-IDENTITY-MISSING", f"{subject} has no valid certificate of this CA", hint=hint)
+    if not serials:
+        return valid
+    chosen = []
+    for serial in serials:
+        digits = serial.lower().replace(":", "").removeprefix("0x").lstrip("0")
+        found = [line for line in valid if len(digits) >= _SERIAL_DIGITS and line.serial.startswith(digits)]
+        if len(found) != 1:
+            raise IdentityError(
+                "E-IDENTITY-MISSING", f"{serial!r} is not the serial number of one valid certificate of {subject}",
+                hint=f"{hint} Give {_SERIAL_DIGITS} digits or more.",
+            )  # fmt: skip
+        chosen += [line for line in found if line not in chosen]
+    return chosen
+
+
+def _refuse_revoked_key(register: Register, request: Request) -> None:
+    """A key that somebody else may have is not made good by another certificate."""
+    revoked = [each for each in register.certified() if each.state == "revoked"]
+    if any(each.issued.key == request.full_fingerprint for each in revoked):
+        raise IdentityError("E-IDENTITY-REVOKED", f"a certificate for this key of {request.subject} was revoked")
+
+
+def _refuse_other_key(register: Register, request: Request, replace: bool) -> None:
     same_name = [
         line for line in register.lines if (line.name, line.role) == (request.subject.name, request.subject.role)
     ]
@@ -238,47 +304,3 @@ def _refuse_other_key(register: _Register, request: Request, replace: bool) -> N
             f"{request.subject} has a certificate for another key, signed on {same_name[-1].at[:10]}",
             hint="Ask the site whether it made a new key; if it did, sign again with --replace.",
         )
-
-
-class _Register:
-    """The lines of issued.jsonl, and how another one is added."""
-
-    def __init__(self, descriptor: int, path: Path) -> None:
-        self._descriptor = descriptor
-        self._path = path
-        with os.fdopen(os.dup(descriptor), "rb") as file:
-            self.lines = [self._parse(number, line) for number, line in enumerate(file, 1)]
-
-    def _parse(self, number: int, line: bytes) -> Issued:
-        try:
-            value: Any = json.loads(line)
-            return decode(Issued, value)
-        except (ValueError, ConfigError) as error:
-            raise IdentityError("E-IDENTITY-FILE", f"line {number} of {self._path} is damaged") from error
-
-    def append(self, leaf: x509.Certificate, request: Request) -> None:
-        line = Issued(
-            name=request.subject.name,
-            role=request.subject.role,
-            key=request.full_fingerprint,
-            serial=f"{leaf.serial_number:x}",
-            not_after=leaf.not_valid_after_utc.isoformat(),
-            at=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-        os.write(self._descriptor, canonical_json(line) + b"\n")
-        os.fsync(self._descriptor)
-
-
-@contextmanager
-def _register(directory: Path) -> Iterator[_Register]:
-    """The register, locked: two `sign` at once must not both find a name free."""
-    path = directory / _REGISTER
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreError("E-STORE-UNWRITABLE", f"{path} cannot be written: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield _Register(descriptor, path)
-    finally:
-        os.close(descriptor)

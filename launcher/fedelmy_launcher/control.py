@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
 
+from fedelmy_launcher.federation_file import trust_rules
 from fedelmy_launcher.plans import signed_cancel, signed_slices
 from fedelmy_node import CONTRACT
 from fedelmy_node.domain.events import RunState
@@ -19,13 +21,16 @@ from fedelmy_node.domain.names import Address, RunId, SiteName
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import NodeDescription, RunReport
 from fedelmy_node.errors import FedelmyError, PeerError, RunError
+from fedelmy_node.identity.certificates import expiry_warning
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel
 
-__all__ = ["Sites", "Refusal", "refused", "start_run"]
+__all__ = ["Sites", "Refusal", "refused", "start_run", "expiry_warnings"]
 
 T = TypeVar("T")
+_FAR_SECONDS: Final = 2.5e11
+"""Nearly the year 9999: later dates have no name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Sites:
             {member.name: federation.absence_of(member) for member in members} if federation else {}
         )
         """What the plan says about sites out of reach, as far as it is known here."""
-        self.identity = identity
+        self.identity = identity.trusting(trust_rules(members)) if identity and members else identity
         self._lock = threading.Lock()
         self._clients: dict[SiteName, OperatorClient] = {}
 
@@ -113,7 +118,18 @@ class Sites:
         refusals = [answer for answer in answers.values() if isinstance(answer, Refusal)]
         return {site: a for site, a in answers.items() if not isinstance(a, Refusal)}, refusals
 
-    def describe(self) -> tuple[dict[SiteName, NodeDescription], list[Refusal]]:
+    def bring_lists(self) -> dict[SiteName, int]:
+        """Hand our revocation lists to every site that answers; returns the numbers in force there.
+
+        It comes before anything else, so that nobody whom the CA has revoked takes part in what follows. Who cannot
+        be reached is named by whatever is asked next.
+        """
+        lists = self.identity.trust.lists_pem if self.identity else b""
+        return self.ask(lambda _, client: client.revoke(lists))[0] if lists else {}
+
+    def describe(
+        self, sites: Iterable[SiteName] | None = None
+    ) -> tuple[dict[SiteName, NodeDescription], list[Refusal]]:
         def question(site: SiteName, client: OperatorClient) -> NodeDescription:
             node = client.describe()
             if CONTRACT not in node.contracts:
@@ -124,7 +140,7 @@ class Sites:
                 )
             return node
 
-        return self.ask(question)
+        return self.ask(question, sites)
 
     def reports(
         self, run: RunId, sites: Iterable[SiteName] | None = None
@@ -143,6 +159,7 @@ class Sites:
 
 def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
     """Prepare everywhere; if all agree, start the steps without inputs. One refusal, and nothing starts."""
+    sites.bring_lists()
     nodes, unreachable = sites.describe()
     if unreachable:
         problem = refused(unreachable)
@@ -168,6 +185,16 @@ def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
     if unheard or problems:
         raise refused(unheard or problems)
     return reports
+
+
+def expiry_warnings(identity: Identity | None, nodes: Iterable[NodeDescription]) -> list[str]:
+    """Certificates that end soon: the operator's own, and those of the sites."""
+    texts = [*(identity.warnings() if identity else ())]
+    for node in nodes:
+        if 0 < node.certificate_expires < _FAR_SECONDS:
+            date = datetime.fromtimestamp(node.certificate_expires, UTC)
+            texts += [text for text in (expiry_warning(f"site/{node.site}", date),) if text]
+    return texts
 
 
 def refused(refusals: list[Refusal]) -> FedelmyError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -24,10 +24,12 @@ from fedelmy_node.domain.federation import (
     seconds_of,
 )
 from fedelmy_node.errors import ConfigError, FedelmyError
+from fedelmy_node.identity.rules import NameRule, TrustRules, fingerprint_text
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import settings_for
 
-__all__ = ["load_federation"]
+__all__ = ["load_federation", "trust_rules"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +90,7 @@ def _federation(file: _File, path: Path) -> Federation:
     check_model(recipe.model.name)
     settings_for(recipe.strategy)
     check_topology(file.federation.topology)
+    trust_rules(file.sites)
     return Federation(
         name=file.federation.name,
         topology=file.federation.topology,
@@ -99,6 +102,24 @@ def _federation(file: _File, path: Path) -> Federation:
             on_unreachable=file.federation.on_unreachable, patience_seconds=seconds_of(file.federation.patience)
         ),
     )
+
+
+def trust_rules(members: Iterable[Member]) -> TrustRules:
+    """What the operator says about the sites' certificates, beside the CA."""
+    named = [(Subject.of(m.name, "site"), m) for m in members]
+    return TrustRules(
+        names=tuple(_name_rule(subject, m.certificate) for subject, m in named if m.certificate is not None),
+        pins={subject: fingerprint_text(m.fingerprint) for subject, m in named if m.fingerprint is not None},
+    )
+
+
+def _name_rule(subject: Subject, text: str) -> NameRule:
+    kind, _, name = text.partition(":")
+    if kind not in ("san", "subject"):
+        raise ConfigError(
+            "E-CONFIG-VALUE", f"certificate = {text!r} of site {subject.name} is neither san:... nor subject:..."
+        )
+    return NameRule(subject=subject, san=name if kind == "san" else None, distinguished=name if kind != "san" else None)
 
 
 def _beside(member: Member, directory: Path) -> Member:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from budgets import budgets
+from doors import Door
 
+from fedelmy_launcher import authority
 from fedelmy_node.domain.names import Address
+from fedelmy_node.identity.keystore import Identity, LiveIdentity
+from fedelmy_node.identity.trust import Trust
 from fedelmy_node.rpc.guard import Guard, Rule, caller
 from fedelmy_node.rpc.serve import make_server
 
 Serve = Callable[..., Address]
+
+
+def believe(identity: Identity | LiveIdentity | None) -> Callable[[], Trust] | None:
+    """What a guard asks, for any kind of identity."""
+    if identity is None:
+        return None
+    return lambda: identity.trust if isinstance(identity, Identity) else identity().trust
 
 
 class _Echo(grpc.GenericRpcHandler):
@@ -43,7 +55,7 @@ def serve() -> Iterator[Serve]:
             echo = _Echo(more or {})
             everybody = Rule(roles=("site", "operator"), budget="control")
             rules = {f"/test.Echo/{method}": everybody for method in echo.methods}
-            guard = guard or Guard(rules, budgets(control=4), secure=identity is not None)
+            guard = guard or Guard(rules, budgets(control=4), believe=believe(identity))
             server, address = make_server(Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers)
             server.add_generic_rpc_handlers((echo,))
             server.start()
@@ -51,3 +63,17 @@ def serve() -> Iterator[Serve]:
             return address
 
         yield start
+
+
+@pytest.fixture
+def own_ca(tmp_path: Path) -> Path:
+    """A federation of its own, because some tests revoke."""
+    authority.init(tmp_path / "ca")
+    return tmp_path / "ca"
+
+
+@pytest.fixture
+def door(tmp_path: Path, own_ca: Path) -> Iterator[Door]:
+    made = Door(tmp_path / "south", own_ca)
+    yield made
+    made.end()

@@ -255,4 +255,4 @@ def test_a_server_needs_its_callers_ca(identities: Identities, serve: Serve, tmp
     ):
         ask(channel)
     with pytest.raises(FedelmyError, match="E-IDENTITY-UNTRUSTED"):
-        probe(address, replace(stranger, ca_pem=identities["north"].ca_pem), expect_role="site")
+        probe(address, replace(stranger, trust=identities["north"].trust), expect_role="site")

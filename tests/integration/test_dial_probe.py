@@ -134,7 +134,7 @@ def test_our_own_expiry_is_named(identities: Identities, serve: Serve, forge: Fo
 
 def test_a_refusal_of_our_certificate_is_named(identities: Identities, serve: Serve, stranger: Identity) -> None:
     """In TLS 1.3 our handshake succeeds before the server looks at our certificate."""
-    distrustful = replace(identities["south"], ca_pem=stranger.ca_pem)
+    distrustful = replace(identities["south"], trust=stranger.trust)
     refusal(serve(distrustful), identities["north"], "E-IDENTITY-UNTRUSTED", "refuses our certificate.*site/north")
 
 

@@ -6,17 +6,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from budgets import budgets
-from cryptography import x509
 
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import FedelmyError, IdentityError, TransferError
-from fedelmy_node.identity.certificates import Subject
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.rules import TrustRules
 from fedelmy_node.rpc.dial import open_channel
 from fedelmy_node.rpc.faults import map_errors
 from fedelmy_node.rpc.guard import Guard, Rule, caller, recheck
@@ -53,7 +53,9 @@ def test_all_four_kinds_pass(identities: Identities, serve: Serve) -> None:
 def test_all_four_kinds_are_refused_to_the_wrong_role(identities: Identities, serve: Serve) -> None:
     rule = Rule(roles=("operator",), budget="control")
     rules = {f"/test.Echo/{method}": rule for method in ("Say", "Count", "Sum", "Chat")}
-    address = serve(identities["south"], guard=Guard(rules, budgets(control=4), secure=True))
+    address = serve(
+        identities["south"], guard=Guard(rules, budgets(control=4), believe=lambda: identities["south"].trust)
+    )
     with dial(address, identities["north"]) as channel:
         for call in all_kinds(channel):
             with pytest.raises(IdentityError, match=r"E-IDENTITY-ROLE.*site/north"), map_errors("south"):
@@ -64,7 +66,9 @@ def test_all_four_kinds_are_refused_to_the_wrong_role(identities: Identities, se
 
 def test_what_has_no_rule_is_refused(identities: Identities, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     rules = {"/test.Echo/Say": Rule(roles=("site",), budget="control")}
-    address = serve(identities["south"], guard=Guard(rules, budgets(control=1), secure=True))
+    address = serve(
+        identities["south"], guard=Guard(rules, budgets(control=1), believe=lambda: identities["south"].trust)
+    )
     with dial(address, identities["north"]) as channel:
         for method in ("WhoAmI", "Unknown"):
             with pytest.raises(FedelmyError, match="E-PEER-CONTRACT"):
@@ -75,7 +79,7 @@ def test_what_has_no_rule_is_refused(identities: Identities, serve: Serve, caplo
 
 def test_rules_must_name_a_budget_that_exists() -> None:
     with pytest.raises(AssertionError, match="watchers"):
-        Guard({"/test.Echo/Say": Rule(roles=("site",), budget="watchers")}, budgets(control=1), secure=True)
+        Guard({"/test.Echo/Say": Rule(roles=("site",), budget="watchers")}, budgets(control=1), believe=None)
 
 
 def test_the_metadata_of_a_secure_caller_is_not_looked_at(identities: Identities, serve: Serve) -> None:
@@ -159,7 +163,7 @@ def test_budgets_hold_until_a_stream_ends(identities: Identities, serve: Serve) 
         "/test.Echo/Wait": Rule(roles=("site",), budget="watchers"),
         "/test.Echo/Say": Rule(roles=("site",), budget="control"),
     }
-    guard = Guard(rules, budgets(watchers=1, control=1), secure=True)
+    guard = Guard(rules, budgets(watchers=1, control=1), believe=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard, more={"Wait": gate(opened)})
     with dial(address, identities["north"]) as channel:
         watch = channel.unary_stream("/test.Echo/Wait")
@@ -175,7 +179,7 @@ def test_budgets_hold_until_a_stream_ends(identities: Identities, serve: Serve) 
 
 def test_a_caller_who_goes_away_gives_its_place_back(identities: Identities, serve: Serve) -> None:
     rules = {"/test.Echo/Wait": Rule(roles=("site",), budget="watchers")}
-    guard = Guard(rules, budgets(watchers=1), secure=True)
+    guard = Guard(rules, budgets(watchers=1), believe=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard, more={"Wait": gate(threading.Event())})
     with dial(address, identities["north"]) as channel:
         watch = channel.unary_stream("/test.Echo/Wait")
@@ -224,26 +228,26 @@ def test_a_sender_who_goes_away_is_no_fault(
 
 
 def test_a_long_stream_is_looked_at_again(identities: Identities, serve: Serve) -> None:
-    revoked = threading.Event()
-
-    def vet(subject: Subject, certificate: x509.Certificate) -> None:
-        if revoked.is_set():
-            raise IdentityError("E-IDENTITY-UNTRUSTED", f"{subject} was revoked ({certificate.serial_number:x})")
+    """Whom the node believes may change while a stream is open: here, another key is pinned for the caller."""
+    changed = threading.Event()
+    trusts = [identities["south"].trust]
 
     def stream(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         for _number in range(100):
             recheck(context)
             yield str(caller(context)).encode()
-            revoked.wait(30)
+            changed.wait(30)
 
     rules = {"/test.Echo/Long": Rule(roles=("site",), budget="control")}
-    guard = Guard(rules, budgets(control=1), secure=True, vet=vet)
+    guard = Guard(rules, budgets(control=1), believe=lambda: trusts[-1])
     address = serve(identities["south"], guard=guard, more={"Long": grpc.unary_stream_rpc_method_handler(stream)})
     with dial(address, identities["north"]) as channel:
         answers = channel.unary_stream("/test.Echo/Long")(b"", timeout=30)
         assert next(answers) == b"site/north"
-        revoked.set()
-        with pytest.raises(IdentityError, match="revoked"), map_errors("south"):
+        pins = {identities["north"].subject: identities["south"].fingerprint}
+        trusts.append(replace(trusts[0], rules=TrustRules(pins=pins)))
+        changed.set()
+        with pytest.raises(IdentityError, match=r"E-IDENTITY-PIN.*site/north"), map_errors("south"):
             next(answers)
 
 
@@ -275,10 +279,12 @@ class _Connection:
     [(b"TLSv1.2", "E-IDENTITY-TLS"), (None, "E-IDENTITY-TLS"), (b"TLSv1.3", "E-IDENTITY-EXPIRED")],
 )
 def test_other_connections_are_refused(forge: Callable[..., Identity], version: bytes | None, code: str) -> None:
-    properties = {"x509_pem_cert": forge("north.site.fedelmy", ends_days=-0.5).certificate_pem}
+    forged = forge("north.site.fedelmy", ends_days=-0.5)
+    properties = {"x509_pem_cert": forged.certificate_pem}
     if version is not None:
         properties["ssl_tls_version"] = version
-    guard = Guard({"/a/b": Rule(roles=("site",), budget="control")}, budgets(control=1), secure=True)
+    rules = {"/a/b": Rule(roles=("site",), budget="control")}
+    guard = Guard(rules, budgets(control=1), believe=lambda: forged.trust)
     called = threading.Event()
     handler = grpc.unary_unary_rpc_method_handler(lambda *_: called.set())
 

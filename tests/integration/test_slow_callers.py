@@ -61,7 +61,7 @@ def test_a_request_that_does_not_come_is_given_up(
     identities: Identities, serve: Serve, home: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr(inflow, "FIRST_SECONDS", 0.5)
-    guard = Guard(rules("Say", "Count", "Sum", "Chat"), budgets(control=1), secure=True)
+    guard = Guard(rules("Say", "Count", "Sum", "Chat"), budgets(control=1), believe=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard)
     slow = Connection(address, home)
     stream = slow.open_stream(f"/test.Echo/{method}")
@@ -99,7 +99,7 @@ def test_a_stream_that_becomes_too_slow_is_broken_off(
         finally:
             over.set()
 
-    guard = Guard(rules("Receive"), budgets(control=1), secure=True, stall_seconds=0.5)
+    guard = Guard(rules("Receive"), budgets(control=1), believe=lambda: identities["south"].trust, stall_seconds=0.5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inflow, "FIRST_SECONDS", 0.5)
         address = serve(
@@ -123,7 +123,7 @@ def test_a_receiver_that_is_slow_itself_blames_nobody(identities: Identities, se
             threading.Event().wait(0.6)  # our disk
         return b"all"
 
-    guard = Guard(rules("Receive"), budgets(control=1), secure=True, stall_seconds=0.2)
+    guard = Guard(rules("Receive"), budgets(control=1), believe=lambda: identities["south"].trust, stall_seconds=0.2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inflow, "FIRST_SECONDS", 0.2)
         address = serve(
@@ -136,7 +136,7 @@ def test_a_receiver_that_is_slow_itself_blames_nobody(identities: Identities, se
 
 def test_one_caller_cannot_take_the_place_of_another(identities: Identities, serve: Serve, home: Path) -> None:
     budget = Budget(at_once=3, share=2, per_second=1e6, burst=1_000_000)
-    guard = Guard(rules("Say", "Sum"), {"control": budget}, secure=True)
+    guard = Guard(rules("Say", "Sum"), {"control": budget}, believe=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard)
     greedy = Connection(address, home)
     for _ in range(8):
@@ -158,7 +158,7 @@ def test_a_flood_is_refused_to_the_one_who_floods(
 ) -> None:
     monkeypatch.setattr(guard_module, "_HOLD_SECONDS", 0.01)
     budget = Budget(at_once=4, share=4, per_second=0.001, burst=5)
-    guard = Guard(rules("Say"), {"control": budget}, secure=True)
+    guard = Guard(rules("Say"), {"control": budget}, believe=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard)
     with (
         open_channel(address, identities["north"], expect_role="site") as flooding,
@@ -176,7 +176,7 @@ def test_a_flood_is_refused_to_the_one_who_floods(
 
 def test_whoever_calls_too_often_waits_without_a_thread(identities: Identities, serve: Serve) -> None:
     budget = Budget(at_once=1, share=1, per_second=0.001, burst=1)
-    guard = Guard(rules("Say"), {"control": budget}, secure=True)
+    guard = Guard(rules("Say"), {"control": budget}, believe=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard)
     with (
         open_channel(address, identities["north"], expect_role="site") as flooding,
@@ -194,7 +194,11 @@ def test_whoever_calls_too_often_waits_without_a_thread(identities: Identities, 
 
 def test_a_wrong_role_is_refused_only_so_often(identities: Identities, serve: Serve) -> None:
     only = {"/test.Echo/Say": Rule(roles=("operator",), budget="control")}
-    guard = Guard(only, {"control": Budget(at_once=4, share=4, per_second=0.001, burst=3)}, secure=True)
+    guard = Guard(
+        only,
+        {"control": Budget(at_once=4, share=4, per_second=0.001, burst=3)},
+        believe=lambda: identities["south"].trust,
+    )
     with open_channel(serve(identities["south"], guard=guard), identities["north"], expect_role="site") as channel:
         codes = []
         for _ in range(4):

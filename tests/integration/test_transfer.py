@@ -73,7 +73,7 @@ class South:
         guard = Guard(
             services.RULES,
             budgets(transfers=4, control=4, preparations=1, watchers=4, neighbours=4),
-            secure=True,
+            believe=lambda: identity.trust,
         )
         self.server, self.address = make_server(Address(listen), identity, interceptors=[guard], workers=guard.workers)
         services.add_network(self.server, self, self, self.inbox)  # type: ignore[arg-type]

@@ -183,3 +183,102 @@ def test_signing_asks_unless_told(ca: Path, tmp_path: Path) -> None:
         invoke(ca_command, "sign", request, "--dir", ca, "--out", tmp_path / "out.pem")
     assert "--yes" in raised.value.hint
     assert not (tmp_path / "out.pem").exists()
+
+
+# --- revocation ---------------------------------------------------------------------------------------------------
+
+
+def certify(ca: Path, home: Path, **options: object) -> None:
+    request_of(home)
+    authority.sign(ca, home / "request.csr", home / "signed.pem", **options)  # type: ignore[arg-type]
+
+
+def test_a_list_is_a_standard_crl_that_grows(ca: Path, tmp_path: Path) -> None:
+    certify(ca, tmp_path / "north")
+    first = authority.revoke(ca, "north", reason="key-compromise")
+    crl = x509.load_pem_x509_crl(first.path.read_bytes())
+    authority_key = x509.load_pem_x509_certificate((ca / "ca.pem").read_bytes()).public_key()
+    assert crl.is_signature_valid(authority_key)  # type: ignore[arg-type]
+    (entry,) = crl
+    assert f"{entry.serial_number:x}" == first.serials[0]
+    assert entry.extensions.get_extension_for_class(x509.CRLReason).value.reason == x509.ReasonFlags.key_compromise
+    second = authority.revoke(ca, "alice", role="operator")
+    crl = x509.load_pem_x509_crl(second.path.read_bytes())
+    assert (first.number, second.number, len(crl)) == (1, 2, 2)
+    assert crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number == 2
+    assert (ca / "operator" / "revoked.pem").read_bytes() == (ca / "revoked.pem").read_bytes()
+
+
+def test_only_what_is_valid_can_be_revoked(ca: Path, tmp_path: Path) -> None:
+    for name, role in (("nobody", "site"), ("operator", "site")):
+        with pytest.raises(FedelmyError, match=r"E-IDENTITY-MISSING.*no valid certificate"):
+            authority.revoke(ca, name, role=role)  # type: ignore[arg-type]
+    certify(ca, tmp_path / "north")
+    for serial in ("1234", "ffffffffffff", ""):
+        with pytest.raises(FedelmyError, match=r"E-IDENTITY-MISSING.*serial number"):
+            authority.revoke(ca, "north", serials=[serial])
+    assert not (ca / "revoked.pem").exists()
+    authority.revoke(ca, "north")
+    with pytest.raises(FedelmyError, match="E-IDENTITY-MISSING"):
+        authority.revoke(ca, "north")
+
+
+def test_one_certificate_of_a_name_can_be_revoked(ca: Path, tmp_path: Path) -> None:
+    """After a rotation, the old one."""
+    certify(ca, tmp_path / "old")
+    certify(ca, tmp_path / "new", replace=True)
+    old, new = (line for line in authority.issued(ca) if line.name == "north")
+    revoked = authority.revoke(ca, "north", serials=[old.serial[:8].upper()], reason="superseded")
+    assert revoked.serials == (old.serial,)
+    states = {each.issued.serial: (each.state, each.reason) for each in authority.certified(ca)}
+    assert states[old.serial] == ("revoked", "superseded") and states[new.serial] == ("valid", None)
+
+
+def test_a_revoked_key_is_not_certified_again(ca: Path, tmp_path: Path) -> None:
+    certify(ca, tmp_path / "north")
+    authority.revoke(ca, "north")
+    with pytest.raises(FedelmyError, match="E-IDENTITY-REVOKED"):
+        authority.sign(ca, tmp_path / "north" / "request.csr", tmp_path / "again.pem", replace=True)
+    certify(ca, tmp_path / "newer", replace=True)
+
+
+def test_the_list_of_everything_signed(ca: Path, tmp_path: Path) -> None:
+    certify(ca, tmp_path / "north", days=12)
+    shown = invoke(ca_command, "list", "--dir", ca)
+    assert "site/north" in shown and "expires in 12 days" in shown
+    assert keystore.pending(tmp_path / "north").fingerprint in shown
+    invoke(ca_command, "revoke", "north", "--dir", ca, "--reason", "key-compromise")
+    assert "revoked on" in invoke(ca_command, "list", "--dir", ca)
+    operator, north = json.loads(invoke(ca_command, "list", "--json", "--dir", ca))["certificates"]
+    assert (operator["state"], north["state"], north["reason"]) == ("valid", "revoked", "key-compromise")
+
+
+def test_a_site_takes_a_list_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = ("--state", "north")
+    invoke(ca_command, "init")
+    invoke(identity_command, "init", "--site", "north", *state, "--out", "north.csr")
+    invoke(ca_command, "sign", "north.csr", "--yes")
+    invoke(identity_command, "install", "north.site.pem", *state)
+    assert "list 1" in invoke(ca_command, "revoke", "operator", "--operator")
+    assert "list 1" in invoke(identity_command, "install", "federation-ca/revoked.pem", *state)
+    assert "list 1" in invoke(identity_command, "show", *state)
+    assert json.loads(invoke(identity_command, "show", "--json", *state))["lists"] == [1]
+
+
+def test_the_commands_of_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = ("--state", "north")
+    invoke(ca_command, "init")
+    invoke(identity_command, "init", "--site", "north", *state, "--out", "north.csr")
+    invoke(ca_command, "sign", "north.csr", "--yes", "--days", "12")
+    invoke(identity_command, "install", "north.site.pem", *state)
+    assert "expires in 12 days" in invoke(identity_command, "show", *state)
+    rotated = json.loads(invoke(identity_command, "rotate", "--out", "north-2.csr", "--json", *state))
+    assert rotated["fingerprint"] in invoke(identity_command, "show", *state)
+    with pytest.raises(FedelmyError, match=r"E-IDENTITY-EXISTS.*another key"):
+        invoke(ca_command, "sign", "north-2.csr", "--yes")
+    invoke(ca_command, "sign", "north-2.csr", "--yes", "--replace")
+    invoke(identity_command, "install", "north.site.pem", *state)
+    shown = json.loads(invoke(identity_command, "show", "--json", *state))
+    assert (shown["fingerprint"], shown["rotation"], shown["warnings"]) == (rotated["fingerprint"], None, [])

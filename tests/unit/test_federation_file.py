@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from federations import TOML, write_toml
 
-from fedelmy_launcher.federation_file import load_federation
+from fedelmy_launcher.federation_file import load_federation, trust_rules
 from fedelmy_node.errors import FedelmyError
 
 
@@ -65,3 +65,20 @@ def test_mistakes(tmp_path: Path, old: str, new: str, code: str, words: list[str
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FedelmyError, match=r"E-CONFIG-MISSING.*federation\.toml"):
         load_federation(tmp_path / "federation.toml")
+
+
+def test_what_the_operator_says_about_certificates(tmp_path: Path) -> None:
+    more = 'certificate = "san:fl.north.example"\nfingerprint = "5f3a-90c1-77de-0b42-a9e6"'
+    text = TOML.replace('address = "127.0.0.1:50051"', f'address = "127.0.0.1:50051"\n{more}')
+    rules = trust_rules(load_federation(write_toml(tmp_path, text)).members)
+    assert [(str(rule.subject), rule.san) for rule in rules.names] == [("site/north", "fl.north.example")]
+    assert [(str(subject), pin) for subject, pin in rules.pins.items()] == [("site/north", "5F3A-90C1-77DE-0B42-A9E6")]
+
+
+@pytest.mark.parametrize(
+    "line", ['certificate = "fl.north.example"', 'certificate = "san:"', 'fingerprint = "5F3A"'], ids=str
+)
+def test_mistakes_about_certificates_are_named(tmp_path: Path, line: str) -> None:
+    text = TOML.replace('address = "127.0.0.1:50051"', f'address = "127.0.0.1:50051"\n{line}')
+    with pytest.raises(FedelmyError, match="E-CONFIG-VALUE"):
+        load_federation(write_toml(tmp_path, text))

@@ -20,34 +20,34 @@ PLAN = b'{"run":"r1"}'
 
 def test_an_operator_signs(identities: Mapping[str, Identity]) -> None:
     signature = sign(identities["operator"], PLAN, purpose=Purpose.PLAN)
-    assert str(verify(PLAN, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)) == "operator/operator"
+    assert str(verify(PLAN, signature, identities["north"].trust, purpose=Purpose.PLAN)) == "operator/operator"
 
 
 def test_a_plan_is_not_a_cancel(identities: Mapping[str, Identity]) -> None:
     signature = sign(identities["operator"], PLAN, purpose=Purpose.PLAN)
     for purpose in set(Purpose) - {Purpose.PLAN}:
         with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
-            verify(PLAN, signature, identities["north"].ca_pem, purpose=purpose)
+            verify(PLAN, signature, identities["north"].trust, purpose=purpose)
 
 
 def test_another_payload_is_refused(identities: Mapping[str, Identity]) -> None:
     signature = sign(identities["operator"], PLAN, purpose=Purpose.PLAN)
     for payload in (PLAN + b" ", b"", PLAN[:-1]):
         with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
-            verify(payload, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)
+            verify(payload, signature, identities["north"].trust, purpose=Purpose.PLAN)
 
 
 @pytest.mark.parametrize("value", [b"", b"\x00" * 72, b"\xff" * 200])
 def test_garbage_is_refused(identities: Mapping[str, Identity], value: bytes) -> None:
     signature = replace(sign(identities["operator"], PLAN, purpose=Purpose.PLAN), value=value)
     with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
-        verify(PLAN, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)
+        verify(PLAN, signature, identities["north"].trust, purpose=Purpose.PLAN)
 
 
 def test_a_site_may_not_sign(identities: Mapping[str, Identity]) -> None:
     signature = sign(identities["south"], PLAN, purpose=Purpose.PLAN)
     with pytest.raises(IdentityError, match=r"E-IDENTITY-ROLE.*site/south"):
-        verify(PLAN, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)
+        verify(PLAN, signature, identities["north"].trust, purpose=Purpose.PLAN)
 
 
 def test_another_certificate_does_not_fit(
@@ -58,7 +58,7 @@ def test_another_certificate_does_not_fit(
     bob = keystore.install(tmp_path / "bob", signed.path)
     signature = replace(sign(identities["operator"], PLAN, purpose=Purpose.PLAN), certificate_pem=bob.certificate_pem)
     with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
-        verify(PLAN, signature, bob.ca_pem, purpose=Purpose.PLAN)
+        verify(PLAN, signature, bob.trust, purpose=Purpose.PLAN)
 
 
 def test_another_federations_operator_is_refused(identities: Mapping[str, Identity], tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_another_federations_operator_is_refused(identities: Mapping[str, Identi
     stranger = keystore.load(tmp_path / "other" / "operator")
     signature = sign(stranger, PLAN, purpose=Purpose.PLAN)
     with pytest.raises(IdentityError, match="E-IDENTITY-UNTRUSTED"):
-        verify(PLAN, signature, identities["north"].ca_pem, purpose=Purpose.PLAN)
+        verify(PLAN, signature, identities["north"].trust, purpose=Purpose.PLAN)
 
 
 def test_an_expired_operator_is_refused(identities: Mapping[str, Identity]) -> None:
@@ -74,12 +74,12 @@ def test_an_expired_operator_is_refused(identities: Mapping[str, Identity]) -> N
     signature = sign(operator, PLAN, purpose=Purpose.PLAN)
     later = operator.not_after + timedelta(days=1)
     with pytest.raises(IdentityError, match="E-IDENTITY-EXPIRED"):
-        verify(PLAN, signature, operator.ca_pem, purpose=Purpose.PLAN, now=later)
+        verify(PLAN, signature, operator.trust, purpose=Purpose.PLAN, now=later)
 
 
-def test_a_signature_carries_one_certificate(identities: Mapping[str, Identity]) -> None:
+def test_a_signature_carries_its_certificates_and_not_many(identities: Mapping[str, Identity]) -> None:
     operator = identities["operator"]
     signature = sign(operator, PLAN, purpose=Purpose.PLAN)
-    for pem in (b"", operator.certificate_pem + operator.ca_pem):
+    for pem in (b"", operator.ca_pem, operator.certificate_pem * 9, operator.certificate_pem + b" " * 100_000):
         with pytest.raises(IdentityError):
-            verify(PLAN, replace(signature, certificate_pem=pem), operator.ca_pem, purpose=Purpose.PLAN)
+            verify(PLAN, replace(signature, certificate_pem=pem), operator.trust, purpose=Purpose.PLAN)

@@ -95,3 +95,47 @@ def test_peers_that_are_no_addresses(tmp_path: Path, bad: str) -> None:
 def test_an_empty_flag_is_refused_not_ignored(tmp_path: Path, given: dict[str, object]) -> None:
     with pytest.raises(FedelmyError):
         load_site_config(Given(state=tmp_path, **given))  # type: ignore[arg-type]
+
+
+def test_what_a_site_says_about_certificates(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(
+        """
+[[identity.names]]
+site = "south"
+san = "fl.south.example"
+
+[[identity.names]]
+operator = "alice"
+subject = "CN=Alice,O=South Hospital,C=DE"
+
+[identity.pins]
+south = "5f3a-90c1-77de-0b42-a9e6"
+"operator/alice" = "5F3A-90C1-77DE-0B42-A9E7"
+"""
+    )
+    trust = load_site_config(Given(state=tmp_path)).trust
+    assert [(str(rule.subject), str(rule)) for rule in trust.names] == [
+        ("site/south", "san fl.south.example"),
+        ("operator/alice", "subject CN=Alice,O=South Hospital,C=DE"),
+    ]
+    assert {str(subject): pin for subject, pin in trust.pins.items()} == {
+        "site/south": "5F3A-90C1-77DE-0B42-A9E6",
+        "operator/alice": "5F3A-90C1-77DE-0B42-A9E7",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('[[identity.names]]\nsan = "a.example"', "site or operator"),
+        ('[[identity.names]]\nsite = "south"\noperator = "alice"\nsan = "a.example"', "site or operator"),
+        ('[[identity.names]]\nsite = "south"', "san or subject"),
+        ('[[identity.names]]\nsite = "South"\nsan = "a"', "South"),
+        ('[identity.pins]\nsouth = "5F3A"', "5F3A"),
+        ('[identity.pins]\n"admin/south" = "5F3A-90C1-77DE-0B42-A9E6"', "admin"),
+    ],
+)
+def test_mistakes_about_certificates_are_named(tmp_path: Path, text: str, word: str) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(FedelmyError, match=f"E-CONFIG-VALUE.*site.toml.*{word}"):
+        load_site_config(Given(state=tmp_path))

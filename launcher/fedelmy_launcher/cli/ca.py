@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,9 @@ from fedelmy_launcher.cli.options import json_option
 from fedelmy_node.cli.frame import emit_json
 
 __all__ = ["ca"]
+
+_REASONS = ("unspecified", "key-compromise", "superseded", "cessation-of-operation", "affiliation-changed")
+"""Words of X.509, for people who read the list."""
 
 _directory = click.option(
     "--dir",
@@ -33,6 +37,8 @@ def ca() -> None:
     Examples:
       fedelmy-launch ca init
       fedelmy-launch ca sign north.csr
+      fedelmy-launch ca list
+      fedelmy-launch ca revoke north --reason key-compromise
     """
 
 
@@ -86,6 +92,8 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
     Examples:
       fedelmy-launch ca sign north.csr
       fedelmy-launch ca sign north.csr --yes --out certificates/north.pem
+      fedelmy-launch ca sign north-2.csr --replace      (north has made a new key)
+      fedelmy-launch ca sign alice.csr --operator
     """
     from fedelmy_launcher import authority
 
@@ -116,6 +124,82 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
     )
 
 
+@ca.command("revoke")
+@click.argument("name")
+@_directory
+@click.option("--operator", "of_operator", is_flag=True, help="NAME is an operator, not a site.")
+@click.option("--serial", "serials", multiple=True, help="Only this certificate (see `ca list`). Repeatable.")
+@click.option("--reason", type=click.Choice(_REASONS), default=_REASONS[0], show_default=True, help="Why, for people.")
+@json_option
+def revoke(name: str, directory: Path, of_operator: bool, serials: tuple[str, ...], reason: str, as_json: bool) -> None:
+    """Revoke the certificates of a site, or of an operator: from now on nobody is to believe them.
+
+    Writes the revocation list anew. `fedelmy-launch check` and `run` hand it to every site; a site can also
+    take it in by itself. Sites that have it refuse the holder at once, in the middle of a transfer, too.
+
+    \b
+    Examples:
+      fedelmy-launch ca revoke north --reason key-compromise
+      fedelmy-launch ca revoke alice --operator
+      fedelmy-launch ca revoke north --serial 4f2a90c1 --reason superseded
+    """
+    from fedelmy_launcher import authority
+
+    role: Literal["site", "operator"] = "operator" if of_operator else "site"
+    done = authority.revoke(directory, name, role=role, serials=serials, reason=reason)
+    count = f"{len(done.serials)} certificate{'s' if len(done.serials) > 1 else ''}"
+    _show(
+        {
+            "name": done.subject.name,
+            "role": done.subject.role,
+            "serials": list(done.serials),
+            "number": done.number,
+            "path": str(done.path),
+        },
+        f"Revoked {count} of {done.subject}; list {done.number} is in {done.path}\n\n"
+        "Next: `fedelmy-launch check` hands the list to every site that it reaches;\n"
+        f"      others take it in with `fedelmy-node identity install {done.path.name}` (it is not secret).",
+        as_json,
+    )
+
+
+@ca.command("list")
+@_directory
+@json_option
+def list_command(directory: Path, as_json: bool) -> None:
+    """Show everything that was signed, oldest first, and what it is worth now.
+
+    \b
+    Examples:
+      fedelmy-launch ca list
+      fedelmy-launch ca list --json
+    """
+    from fedelmy_launcher import authority
+    from fedelmy_node.config.decode import encode
+
+    found = authority.certified(directory)
+    if as_json:
+        emit_json(
+            {
+                "certificates": [
+                    {**encode(each.issued), "fingerprint": each.fingerprint, "state": each.state}
+                    | {"days": round(each.days, 1)}
+                    | ({"revoked_at": each.revoked_at, "reason": each.reason} if each.revoked_at else {})
+                    for each in found
+                ]
+            }
+        )
+        return
+    for each in found:
+        state = {
+            "valid": f"valid, expires in {each.days:.0f} days",
+            "expired": f"expired {-each.days:.0f} days ago",
+            "revoked": f"revoked on {(each.revoked_at or '')[:10]} ({each.reason})",
+        }[each.state]
+        who, serial = f"{each.issued.role}/{each.issued.name}", each.issued.serial[:12]
+        click.echo(f"{who:<24} signed {each.issued.at[:10]}  serial {serial}  key {each.fingerprint}  {state}")
+
+
 def _confirm(subject: str, fingerprint: str) -> None:
     from fedelmy_node.errors import ConfigError
 
@@ -129,7 +213,7 @@ def _confirm(subject: str, fingerprint: str) -> None:
     click.confirm("Does the site read you the same fingerprint?", abort=True, err=True)
 
 
-def _show(values: dict[str, str], text: str, as_json: bool) -> None:
+def _show(values: Mapping[str, object], text: str, as_json: bool) -> None:
     if as_json:
         emit_json(values)
     else:

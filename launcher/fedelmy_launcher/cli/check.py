@@ -12,7 +12,11 @@ from fedelmy_launcher.cli.options import federation_argument, json_option, load_
 from fedelmy_node.cli.frame import emit_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedelmy_node.domain.names import SiteName
     from fedelmy_node.domain.reports import NodeDescription
+    from fedelmy_node.identity.keystore import Identity
 
 __all__ = ["check"]
 
@@ -27,13 +31,14 @@ def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> in
     """Ask every site of FEDERATION whether it would take part, and change nothing.
 
     Sites are reached, their certificates and versions compared, their data opened, their consent asked.
+    The operator's revocation list, if there is one, is handed to every site first.
     Exit code 0: a run would start; otherwise that of the first problem.
 
     \b
     Example:
       fedelmy-launch check federation.toml
     """
-    from fedelmy_launcher.control import Sites
+    from fedelmy_launcher.control import Sites, expiry_warnings
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_node.errors import PeerError
@@ -41,11 +46,13 @@ def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> in
     described = load_federation(federation)
     plan = compile_plan(described, new_run_id(described))
     with Sites(described, load_operator(identity, insecure)) as sites:
+        numbers = sites.bring_lists()
         nodes, refusals = sites.describe()
         reports: dict[Any, Any] = {}
         if not refusals:
             reports, refusals = sites.prepare(plan, check_only=True)
     warnings = _warnings(list(nodes.values()), list(reports.values()))
+    warnings += expiry_warnings(sites.identity, nodes.values()) + _newer_lists(sites.identity, numbers)
     problems = {refusal.site: refusal.error for refusal in refusals}
     if as_json:
         emit_json(
@@ -69,6 +76,16 @@ def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> in
         for warning in warnings:
             click.echo(f"  warning: {warning}")
     return refusals[0].error.exit_code if refusals else 0
+
+
+def _newer_lists(identity: Identity | None, numbers: Mapping[SiteName, int]) -> list[str]:
+    """Sites that know of revocations that this operator does not."""
+    own = identity.trust.lists[0].number if identity and identity.trust.lists else 0
+    return [
+        f"{site} has a newer revocation list ({number}) than this operator ({own}): ask whoever keeps the CA for it"
+        for site, number in numbers.items()
+        if number > own
+    ]
 
 
 def _counts(report: dict[str, Any]) -> str:

@@ -51,6 +51,7 @@ def status(
       fedelmy-launch status federation.toml xray-20270301-120000-4f2a --json
       fedelmy-launch status xray-20270301-120000-4f2a --at north.example:50051
     """
+    from fedelmy_launcher.control import expiry_warnings
     from fedelmy_launcher.discovery import discover, reported_run
     from fedelmy_launcher.standing import Standing
     from fedelmy_node.config.decode import encode
@@ -60,13 +61,17 @@ def status(
     with sites:
         run = find_run(sites, target.run, federation)
         reports, refusals = discover(sites, run)
+        nodes, _ = sites.describe(list(reports))
     problems = {refusal.site: refusal.error for refusal in refusals}
+    warnings = expiry_warnings(sites.identity, nodes.values())
     standing = Standing(reported_run(run, reports), reports, problems)
     if as_json:
         errors = {site: {"code": e.code, "message": e.message, "hint": e.hint} for site, e in problems.items()}
-        emit_json({**standing.encoded(), "sites": encode(reports), "problems": errors})
+        emit_json({**standing.encoded(), "sites": encode(reports), "problems": errors, "warnings": warnings})
     else:
         _show(standing, reports, problems)
+        for warning in warnings:
+            click.echo(f"  warning: {warning}")
     if standing.is_over and standing.is_subset:
         return EXIT_SUBSET
     return refusals[0].error.exit_code if refusals else 0

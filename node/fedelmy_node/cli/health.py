@@ -35,4 +35,6 @@ def health(state: Path, as_json: bool) -> int:
             click.echo(f"  queued: {waiting}")
         for problem in found.problems:
             click.echo(f"  problem: {problem}")
+        for warning in found.warnings:
+            click.echo(f"  warning: {warning}")
     return 0 if found.serving else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def identity() -> None:
       fedelmy-node identity init --site north
       fedelmy-node identity install north.site.pem
       fedelmy-node identity show
+      fedelmy-node identity rotate
     """
     os.umask(0o077)  # the state directory and what is in it are the site's own
 
@@ -76,30 +78,88 @@ def show(state: Path, as_json: bool) -> None:
     if not keystore.is_installed(directory):
         _show(_describe(request, None), _next_steps(request, None, state), as_json)
         return
-    loaded = keystore.load(directory)
+    loaded, rotation = keystore.load(directory), keystore.rotation(directory)
+    lines = [
+        str(loaded.subject),
+        f"Fingerprint {loaded.fingerprint}",
+        f"Valid until {loaded.not_after:%Y-%m-%d %H:%M} UTC",
+        *(f"Revocation list {one.number} of {one.issuer.rfc4514_string()}" for one in loaded.trust.lists),
+        *(f"Warning: {warning}" for warning in loaded.warnings()),
+    ]
+    if rotation is not None:
+        lines += ["", f"A new key waits for its certificate: {rotation.fingerprint}, request {rotation.path}"]
     _show(
-        _describe(request, None) | {"not_after": loaded.not_after.isoformat()},
-        f"{loaded.subject}\nFingerprint {loaded.fingerprint}\nValid until {loaded.not_after:%Y-%m-%d %H:%M} UTC",
+        _describe(request, None)
+        | {
+            "not_after": loaded.not_after.isoformat(),
+            "lists": [one.number for one in loaded.trust.lists],
+            "warnings": list(loaded.warnings()),
+            "rotation": rotation.fingerprint if rotation else None,
+        },
+        "\n".join(lines),
         as_json,
     )
 
 
+@identity.command("rotate")
+@state_option
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the request here, to send it.")
+@json_option
+def rotate(state: Path, out: Path | None, as_json: bool) -> None:
+    """Make a new key, and a request for its certificate. The old key stays in use until that is installed.
+
+    \b
+    Examples:
+      fedelmy-node identity rotate --out north-2.csr
+      fedelmy-node identity install north.site.pem      (what came back: puts the new key into use)
+    """
+    from fedelmy_node.durable import write_durably
+    from fedelmy_node.identity import keystore
+    from fedelmy_node.identity.files import read_file
+    from fedelmy_node.store.layout import Layout
+
+    request = keystore.rotate(Layout(state).identity)
+    if out is not None:
+        write_durably(out, read_file(request.path), 0o644)
+    following = _next_steps(request, out, state)
+    _show(_describe(request, out), f"{following}\n      Until then, the old key stays in use.", as_json)
+
+
 @identity.command("install")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--ca",
+    "ca_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Whom to trust: the CA's certificate, if it is not the federation's own. Several may be in one file.",
+)
 @state_option
 @json_option
-def install(file: Path, state: Path, as_json: bool) -> None:
-    """Take in the certificate that the operator sent back; a running daemon uses it from then on.
+def install(file: Path, ca_file: Path | None, state: Path, as_json: bool) -> None:
+    """Take in what came back: a certificate, or a revocation list. A running daemon uses it from then on.
+
+    A certificate of another CA is followed by its intermediates in FILE; --ca names the root. A list that the CA
+    did not sign, or that is older than the one in force, is refused.
 
     \b
     Examples:
       fedelmy-node identity install north.site.pem
+      fedelmy-node identity install node1.pem --ca hospital-root.pem
+      fedelmy-node identity install revoked.pem
     """
     from fedelmy_node.identity import keystore
+    from fedelmy_node.identity.files import LIST_BYTES, read_file
+    from fedelmy_node.identity.revocation import looks_like_list
     from fedelmy_node.store.layout import Layout
 
     directory = Layout(state).identity
-    installed = keystore.install(directory, file)
+    content = read_file(file, LIST_BYTES)
+    if looks_like_list(content):
+        lists = keystore.install_lists(directory, content, str(file))
+        lines = (f"Revocation list {one.number} of {one.issuer.rfc4514_string()} is in force." for one in lists)
+        _show({"lists": [one.number for one in lists]}, "\n".join(lines), as_json)
+        return
+    installed = keystore.install(directory, file, ca_file)
     following = f"start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH{_named(state)}`"
     if installed.subject.role == "operator":
         following = f"use it with `fedelmy-launch run --identity {directory}`"
@@ -114,7 +174,7 @@ def install(file: Path, state: Path, as_json: bool) -> None:
     )
 
 
-def _describe(request: Any, out: Path | None) -> dict[str, str | None]:
+def _describe(request: Any, out: Path | None) -> dict[str, object]:
     return {
         "name": request.subject.name,
         "role": request.subject.role,
@@ -137,7 +197,7 @@ def _named(state: Path) -> str:
     return "" if state == default_state() or "FEDELMY_STATE" in os.environ else f" --state {state}"
 
 
-def _show(values: dict[str, str | None], text: str, as_json: bool) -> None:
+def _show(values: Mapping[str, object], text: str, as_json: bool) -> None:
     if as_json:
         emit_json(values)
     else:

@@ -16,6 +16,8 @@ from typing import Any, Final, Literal, TypeVar
 from fedelmy_node.config.decode import decode, read_toml
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName, address, peer_address, site_name
 from fedelmy_node.errors import ConfigError, DataError
+from fedelmy_node.identity.rules import NameRule, TrustRules, fingerprint_text
+from fedelmy_node.identity.subject import Subject
 
 __all__ = ["SiteConfig", "Given", "load_site_config", "default_state"]
 
@@ -70,9 +72,46 @@ class _DataTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _NameEntry:
+    """`[[identity.names]]` of site.toml: whose a certificate is that another CA gave another name."""
+
+    site: str | None = None
+    """The site that it belongs to."""
+    operator: str | None = None
+    """Or the operator."""
+    san: str | None = None
+    """A DNS name among its alternative names."""
+    subject: str | None = None
+    """Or its whole subject, as RFC 4514 writes it."""
+
+    def rule(self) -> NameRule:
+        if (self.site is None) == (self.operator is None):
+            raise ConfigError("E-CONFIG-VALUE", "an entry of identity.names needs either site or operator")
+        subject = Subject.of(self.site or self.operator or "", "operator" if self.site is None else "site")
+        return NameRule(subject=subject, san=self.san, distinguished=self.subject)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _IdentityTable:
+    """`[identity]` of site.toml."""
+
+    names: tuple[_NameEntry, ...] = ()
+    """Names that other CAs chose."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """SITE or operator/NAME to the fingerprint of the only key that it may have."""
+
+    def rules(self) -> TrustRules:
+        pins = {
+            Subject.parse(who if "/" in who else f"site/{who}"): fingerprint_text(pin) for who, pin in self.pins.items()
+        }
+        return TrustRules(names=tuple(entry.rule() for entry in self.names), pins=pins)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _SiteFile:
     site: _SiteTable = field(default_factory=_SiteTable)
     data: _DataTable = field(default_factory=_DataTable)
+    identity: _IdentityTable = field(default_factory=_IdentityTable)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +151,8 @@ class SiteConfig:
     prepare_hours: float
     keep_runs: int
     insecure: bool
+    trust: TrustRules = field(default_factory=TrustRules)
+    """What this site says about certificates, beside its CA."""
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
@@ -126,6 +167,7 @@ def load_site_config(given: Given) -> SiteConfig:
     tables: Mapping[str, Any] = read_toml(path) if given.config or path.exists() else {}
     try:
         file = decode(_SiteFile, tables)
+        trust = file.identity.rules()
     except ConfigError as error:
         raise ConfigError(error.code, f"{path}: {error.message}", hint=error.hint) from error
     base = path.absolute().parent
@@ -147,6 +189,7 @@ def load_site_config(given: Given) -> SiteConfig:
         prepare_hours=file.site.prepare_hours,
         keep_runs=file.site.keep_runs,
         insecure=given.insecure,
+        trust=trust,
     )
 
 

@@ -61,7 +61,7 @@ class Node:
     def __init__(self, config: SiteConfig) -> None:
         self._config = config
         self._layout = Layout(config.state)
-        self._identity = None if config.insecure else LiveIdentity(self._layout.identity)
+        self._identity = None if config.insecure else LiveIdentity(self._layout.identity, config.trust)
         self.site = _site(config, self._identity)
         if config.data is not None:
             parse_source(config.data)
@@ -154,7 +154,14 @@ class Node:
             free_bytes=self._layout.free_bytes(),
             clock=time.time(),
             runs=tuple(self._journal.runs()[:_DESCRIBED_RUNS]),
+            certificate_expires=self._identity().not_after.timestamp() if self._identity else 0.0,
         )
+
+    def revoke(self, lists: bytes, operator: str) -> int:
+        """Put a revocation list into force, whoever brings it: the CA signed it."""
+        if self._identity is None:
+            raise IdentityError("E-IDENTITY-MISSING", "this node runs without identities (--insecure)")
+        return self._identity.take_lists(lists, f"operator {operator}")
 
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
         operator = check_operator(signed, self._identity, Purpose.PLAN) or operator
@@ -258,6 +265,8 @@ class Node:
             active=active,
             queue=waiting,
             problems=tuple(problems),
+            warnings=self._identity().warnings() if self._identity else (),
+            certificate_expires=self._identity().not_after.timestamp() if self._identity else 0.0,
         )
 
     def runs(self) -> list[RunSummary]:

@@ -154,7 +154,7 @@ def check_operator(signed: Signed, identity: LiveIdentity | None, purpose: Purpo
     if identity is None:
         return None
     signature = Signature(value=signed.signature, certificate_pem=signed.certificate)
-    return verify(signed.payload, signature, identity().ca_pem, purpose=purpose).name
+    return verify(signed.payload, signature, identity().trust, purpose=purpose).name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -169,6 +169,10 @@ class Member:
     """What the others do if this site cannot be reached; default: as the federation says."""
     patience: str | None = None
     """How long they wait first, as 90s, 30m, 12h or 2d; default: as the federation says."""
+    certificate: str | None = None
+    """How the launcher knows its certificate, if another CA chose the name: `san:DNS-NAME` or `subject:RFC4514`."""
+    fingerprint: str | None = None
+    """Of the only key that the launcher takes for this site's."""
 
     def __post_init__(self) -> None:
         site_name(self.name)

@@ -58,6 +58,8 @@ class NodeDescription:
     clock: float
     """The node's time, in seconds since the epoch."""
     runs: tuple[RunSummary, ...] = ()
+    certificate_expires: float = 0.0
+    """In seconds since the epoch; 0: the node has no certificate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,6 +174,10 @@ class Health:
     """The step that is being computed, as `RUN STEP`."""
     queue: tuple[str, ...] = ()
     problems: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
+    """What does not stop it, but should be seen to."""
+    certificate_expires: float = 0.0
+    """In seconds since the epoch; 0: it has no certificate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

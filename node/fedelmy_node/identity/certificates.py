@@ -1,69 +1,37 @@
-"""What a certificate of a federation says, and whether it may be believed.
+"""What a certificate says; whether it may be believed is the business of `trust`.
 
-One DNS name, `{name}.{role}.fedelmy`, is the single carrier of both name and role: TLS compares it without
-our help (it is the target-name override of every channel), and nothing else in the certificate is read.
+In a certificate of the federation's own CA one DNS name, `{name}.{role}.fedelmy`, is the single carrier of both
+name and role. Certificates of other CAs have other names, which `trust` maps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Final, Literal, cast, get_args
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedelmy_node.domain.names import SiteName, site_name
 from fedelmy_node.errors import ConfigError, IdentityError
+from fedelmy_node.identity.subject import SUFFIX, Role, Subject
 
 __all__ = [
-    "Role", "Subject", "KEY_USAGES",
+    "Role", "Subject", "KEY_USAGES", "EXPIRY_WARNING_DAYS",
     "fingerprint", "full_fingerprint", "public_key", "parse_certificates", "to_pem",
-    "subject_of_names", "read_subject", "check_dates", "check_authority", "verify_certificate",
+    "subject_of_names", "dns_names", "read_subject", "check_form", "tls_name", "expiry_warning",
+    "check_dates", "check_authority",
 ]  # fmt: skip
 
-_SUFFIX: Final = "fedelmy"
 KEY_USAGES: Final = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 """Every node dials and is dialled, so every certificate needs both."""
-
-
-Role = Literal["site", "operator"]
-"""What a certificate's holder may do: a site trains and delivers, an operator controls and signs plans."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
-    """Whom a certificate names."""
-
-    name: SiteName
-    """A site's name; an operator's name follows the same rule."""
-    role: Role
-    """Decided by whoever signed the certificate."""
-
-    @classmethod
-    def of(cls, name: str, role: str) -> Subject:
-        """The subject of a name and a role that came from outside; either may be refused."""
-        if role not in get_args(Role):
-            raise ConfigError("E-CONFIG-VALUE", f"{role!r} is not a role", hint="Use site or operator.")
-        return cls(name=site_name(name), role=cast(Role, role))
-
-    @classmethod
-    def parse(cls, text: str) -> Subject:
-        """The inverse of `str`: `site/north`."""
-        role, _, name = text.partition("/")
-        return cls.of(name, role)
-
-    @property
-    def dns_name(self) -> str:
-        """The name in the certificate, and the target-name override of channels to its holder."""
-        return f"{self.name}.{self.role}.{_SUFFIX}"
-
-    def __str__(self) -> str:
-        return f"{self.role}/{self.name}"
+EXPIRY_WARNING_DAYS: Final = 30
+"""A certificate that is good for less is spoken of wherever somebody looks."""
+_USAGE_TEXTS: Final = dict(
+    zip(KEY_USAGES, ("server authentication (serverAuth)", "client authentication (clientAuth)"), strict=True)
+)
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
@@ -103,7 +71,7 @@ def parse_certificates(pem: bytes, origin: str) -> Sequence[x509.Certificate]:
     """All certificates of a PEM text; `origin` names it in messages."""
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise IdentityError("E-IDENTITY-FILE", f"{origin} holds no certificate") from error
 
 
@@ -114,30 +82,76 @@ def to_pem(certificate: x509.Certificate) -> bytes:
 def subject_of_names(names: Sequence[str]) -> Subject:
     """The subject that DNS names spell; there must be exactly one, of the form `{name}.{role}.fedelmy`."""
     if len(names) != 1:
-        raise IdentityError("E-IDENTITY-FILE", f"one name of the form NAME.ROLE.{_SUFFIX} is needed, not {len(names)}")
+        raise IdentityError("E-IDENTITY-FILE", f"one name of the form NAME.ROLE.{SUFFIX} is needed, not {len(names)}")
     name, _, rest = names[0].partition(".")
     role, _, suffix = rest.partition(".")
     try:
-        if suffix == _SUFFIX:
+        if suffix == SUFFIX:
             return Subject.of(name, role)
     except ConfigError:
         pass  # the same refusal as below, which names the whole text
-    raise IdentityError("E-IDENTITY-FILE", f"{names[0]!r} is not a name of the form NAME.ROLE.{_SUFFIX}")
+    raise IdentityError("E-IDENTITY-FILE", f"{names[0]!r} is not a name of the form NAME.ROLE.{SUFFIX}")
+
+
+def dns_names(certificate: x509.Certificate) -> list[str]:
+    """Its alternative names that are DNS names."""
+    names = _extension(certificate, x509.SubjectAlternativeName)
+    return [] if names is None else names.get_values_for_type(x509.DNSName)
 
 
 def read_subject(certificate: x509.Certificate) -> Subject:
-    """Whom a leaf certificate names; its form is checked, but not who signed it."""
-    public_key(certificate)
-    try:
-        alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
-        raise IdentityError("E-IDENTITY-FILE", f"the certificate is not one of a federation: {error}") from error
-    if not set(KEY_USAGES) <= set(usages):
-        raise IdentityError("E-IDENTITY-FILE", "the certificate must allow both server and client authentication")
-    if any(not isinstance(name, x509.DNSName) for name in alternatives):
+    """Whom a leaf names that keeps to the federation's form: one DNS name, and no other."""
+    names = _extension(certificate, x509.SubjectAlternativeName) or ()
+    if any(not isinstance(name, x509.DNSName) for name in names):
         raise IdentityError("E-IDENTITY-FILE", "the certificate has names of other kinds than DNS")
-    return subject_of_names(alternatives.get_values_for_type(x509.DNSName))
+    return subject_of_names(dns_names(certificate))
+
+
+def check_form(certificate: x509.Certificate) -> None:
+    """Refuse a leaf that cannot be used at both ends of a connection, or whose key is of another kind."""
+    public_key(certificate)
+    constraints = _extension(certificate, x509.BasicConstraints)
+    if constraints is not None and constraints.ca:
+        raise IdentityError("E-IDENTITY-FILE", "the certificate is that of a CA, not of a site or an operator")
+    usages = set(_extension(certificate, x509.ExtendedKeyUsage) or ())
+    missing = [text for usage, text in _USAGE_TEXTS.items() if usage not in usages]
+    if missing:
+        raise IdentityError(
+            "E-IDENTITY-FILE",
+            f"the certificate does not allow {' or '.join(missing)}",
+            hint="Every node calls and is called: have the CA put both extended key usages, serverAuth and clientAuth, "
+            "into the certificate.",
+        )
+
+
+def tls_name(certificate: x509.Certificate) -> str:
+    """A name in the certificate that TLS can compare: what a channel to its holder expects to find."""
+    names = _extension(certificate, x509.SubjectAlternativeName)
+    if names is None:
+        common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        if common:
+            return str(common[0].value)
+    else:
+        for name in names.get_values_for_type(x509.DNSName):
+            return name.replace("*", "any", 1)  # a wildcard stands for one label
+        for address in names.get_values_for_type(x509.IPAddress):
+            return str(address)
+    raise IdentityError(
+        "E-IDENTITY-FILE",
+        f"the certificate of {certificate.subject.rfc4514_string()!r} has no name that TLS can compare",
+        hint="Have the CA put a DNS name into it, such as the one in the request.",
+    )
+
+
+def expiry_warning(holder: str, not_after: datetime, now: datetime | None = None) -> str | None:
+    """What to say of a certificate that ends soon or has ended; None if it is good for more than a month."""
+    days = (not_after - (now or datetime.now(UTC))) / timedelta(days=1)
+    if days > EXPIRY_WARNING_DAYS:
+        return None
+    if days <= 0:
+        return f"the certificate of {holder} expired on {not_after:%Y-%m-%d}"
+    when = {0: "less than a day", 1: "1 day"}.get(round(days), f"{days:.0f} days")
+    return f"the certificate of {holder} expires in {when}, on {not_after:%Y-%m-%d}"
 
 
 def check_dates(certificate: x509.Certificate, holder: str, now: datetime | None = None) -> None:
@@ -155,34 +169,19 @@ def check_dates(certificate: x509.Certificate, holder: str, now: datetime | None
 
 
 def check_authority(ca: x509.Certificate) -> None:
-    """Refuse anything but a self-signed P-256 certificate that may sign others."""
-    public_key(ca)
+    """Refuse anything but a certificate that may sign others."""
+    constraints = _extension(ca, x509.BasicConstraints)
+    if constraints is None or not constraints.ca:
+        raise IdentityError("E-IDENTITY-FILE", f"{ca.subject.rfc4514_string()!r} in ca.pem is no CA: it may not sign")
+
+
+_E = TypeVar("_E", x509.SubjectAlternativeName, x509.ExtendedKeyUsage, x509.BasicConstraints)
+
+
+def _extension(certificate: x509.Certificate, kind: type[_E]) -> _E | None:
     try:
-        constraints = ca.extensions.get_extension_for_class(x509.BasicConstraints).value
-        ca.verify_directly_issued_by(ca)
-    except (
-        x509.ExtensionNotFound,
-        x509.DuplicateExtension,
-        ValueError,
-        TypeError,
-        InvalidSignature,
-    ) as error:
-        raise IdentityError("E-IDENTITY-FILE", "the CA certificate is not one of a federation") from error
-    if not constraints.ca:
-        raise IdentityError("E-IDENTITY-FILE", "the CA certificate may not sign others")
-
-
-def verify_certificate(certificate: x509.Certificate, ca: x509.Certificate, now: datetime | None = None) -> Subject:
-    """The subject of a certificate that `ca` signed and that is valid now; the first flaw is raised.
-
-    The signature comes first: what an untrusted certificate says of itself is worth nothing.
-    """
-    check_authority(ca)
-    try:
-        certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature) as error:
-        raise IdentityError("E-IDENTITY-UNTRUSTED", "the certificate was not signed by this federation's CA") from error
-    subject = read_subject(certificate)
-    check_dates(certificate, str(subject), now)
-    check_dates(ca, "the federation's CA", now)
-    return subject
+        return certificate.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        return None
+    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError) as error:
+        raise IdentityError("E-IDENTITY-FILE", f"the certificate cannot be read: {error}") from error

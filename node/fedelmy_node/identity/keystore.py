@@ -1,9 +1,11 @@
-"""The identity of a site or an operator as four files in one directory.
+"""The identity of a site or an operator as a few files in one directory.
 
     key.pem           the private key, made here, mode 0600; it never leaves this machine
-    request.csr       what the federation's CA is asked to sign
-    certificate.pem   what it signed
-    ca.pem            the CA itself: whom this identity trusts
+    request.csr       what the CA is asked to sign
+    certificate.pem   what it signed, with the intermediate certificates, if there are any
+    ca.pem            whom this identity trusts: one CA or several
+    revoked.pem       what these have revoked; absent until there is a list
+    next-*            key and request of a rotation, beside those in use until their certificate comes
 
 `init` makes the first two, `install` the other two; `load` reads them all and believes none unchecked.
 """
@@ -12,35 +14,45 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedelmy_node.durable import write_durably
+from fedelmy_node.durable import cannot_write, publish, write_durably
 from fedelmy_node.errors import FedelmyError, IdentityError
 from fedelmy_node.identity.certificates import (
     Role,
     Subject,
+    expiry_warning,
     fingerprint,
     parse_certificates,
     public_key,
     to_pem,
-    verify_certificate,
 )
-from fedelmy_node.identity.files import make_directory, read_file, read_private
+from fedelmy_node.identity.files import LIST_BYTES, locked, make_directory, read_file, read_private, stamp
+from fedelmy_node.identity.keys import encode_key, parse_key, read_key
 from fedelmy_node.identity.requests import Request, make_request, read_request
+from fedelmy_node.identity.rules import TrustRules
+from fedelmy_node.identity.trust import Trust
+
+if TYPE_CHECKING:
+    from fedelmy_node.identity.revocation import RevocationList
 
 __all__ = [
     "Identity",
     "LiveIdentity",
     "init",
     "pending",
+    "rotate",
+    "rotation",
     "install",
+    "install_lists",
     "is_installed",
     "load",
     "read_key",
@@ -53,24 +65,49 @@ _KEY: Final = "key.pem"
 _REQUEST: Final = "request.csr"
 _CERTIFICATE: Final = "certificate.pem"
 _CA: Final = "ca.pem"
+_LISTS: Final = "revoked.pem"
+_NEXT: Final = "next-"
+_FOLLOWED: Final = (_KEY, _CERTIFICATE, _CA, _LISTS, _NEXT + _CERTIFICATE)
+_LIVE_FLAWS: Final = frozenset({"E-IDENTITY-EXPIRED", "E-IDENTITY-REVOKED", "E-IDENTITY-PIN"})
+"""What others will hold against our certificate; it takes nothing from our judgement of theirs."""
+_REMIND_SECONDS: Final = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """A key with the certificate that proves whose it is: all that TLS and signatures need."""
+    """A key with the certificate that proves whose it is, and whom it believes: all that TLS and signatures need."""
 
     subject: Subject
     """Whom the certificate names."""
     key_pem: bytes = field(repr=False)
     """The private key; never shown."""
     certificate_pem: bytes = field(repr=False)
-    """The leaf alone: every peer has the CA already."""
-    ca_pem: bytes = field(repr=False)
-    """The one authority that this identity trusts."""
+    """The leaf, then its intermediates: every peer has the CA already."""
+    trust: Trust = field(repr=False)
+    """Whom this identity believes."""
     not_after: datetime
     """When the certificate expires."""
     fingerprint: str
     """Of the key, in the short form."""
+
+    @property
+    def ca_pem(self) -> bytes:
+        """The authorities that this identity trusts."""
+        return self.trust.ca_pem
+
+    def trusting(self, rules: TrustRules) -> Identity:
+        """The same identity with another word about names and keys."""
+        return replace(self, trust=replace(self.trust, rules=rules))
+
+    def warnings(self, now: datetime | None = None) -> tuple[str, ...]:
+        """What should be seen to soon."""
+        expiry = expiry_warning(str(self.subject), self.not_after, now)
+        stale = (
+            f"the revocation list of {one.issuer.rfc4514_string()} is out of date: install its newest one"
+            for one in self.trust.lists
+            if one.is_stale(now)
+        )
+        return ((expiry,) if expiry else ()) + tuple(stale)
 
 
 def init(directory: Path, name: str, role: Role) -> str:
@@ -80,46 +117,87 @@ def init(directory: Path, name: str, role: Role) -> str:
         raise IdentityError(
             "E-IDENTITY-EXISTS",
             f"{directory} holds a key already",
-            hint="`fedelmy-node identity show` prints its fingerprint; to make a new key, move it away.",
+            hint="`fedelmy-node identity show` prints its fingerprint; `fedelmy-node identity rotate` makes a new key.",
         )
     make_directory(directory)
+    return _make_key(directory, subject, "")
+
+
+def _make_key(directory: Path, subject: Subject, prefix: str) -> str:
     key = ec.generate_private_key(ec.SECP256R1())
-    # The key comes last: it marks a finished `init`, so that one that was cut short can simply be repeated.
-    write_durably(directory / _REQUEST, make_request(subject, key), 0o644)
-    write_durably(directory / _KEY, encode_key(key), 0o600)
+    # The key comes last: it marks that both are there, so that a command that was cut short can simply be repeated.
+    write_durably(directory / (prefix + _REQUEST), make_request(subject, key), 0o644)
+    write_durably(directory / (prefix + _KEY), encode_key(key), 0o600)
     return fingerprint(key.public_key())
 
 
 def pending(directory: Path) -> Request:
     """The request of an initialised directory, for printing it again and for sending it."""
     _require(directory)
-    request = read_request(directory / _REQUEST)
-    if request.key != read_key(directory / _KEY).public_key():
-        raise IdentityError("E-IDENTITY-MISMATCH", f"{_REQUEST} and {_KEY} in {directory} do not belong together")
-    return request
+    _settle(directory)
+    return _request(directory, "")
 
 
-def install(directory: Path, certificate_file: Path) -> Identity:
-    """Take in the file that `fedelmy-launch ca sign` wrote: the leaf, then its CA. Repeated for a renewal."""
+def rotate(directory: Path) -> Request:
+    """The request for a new key, made beside the old one, which stays in use; asked again, the same."""
+    current = pending(directory)
+    if not (directory / (_NEXT + _KEY)).exists():
+        _make_key(directory, current.subject, _NEXT)
+    return _request(directory, _NEXT)
+
+
+def rotation(directory: Path) -> Request | None:
+    """The request of a rotation whose certificate has not come yet."""
+    return _request(directory, _NEXT) if (directory / (_NEXT + _KEY)).exists() else None
+
+
+def install(directory: Path, certificate_file: Path, ca_file: Path | None = None) -> Identity:
+    """Take in a certificate: the leaf, its intermediates, and its CA there or in `ca_file`. Repeated for a renewal.
+
+    A certificate for the key of a rotation puts that key into use. Whenever this is cut short, the old identity
+    or the new one can be loaded.
+    """
     request = pending(directory)
-    certificates = parse_certificates(read_file(certificate_file), str(certificate_file))
-    if len(certificates) != 2:
-        raise IdentityError(
-            "E-IDENTITY-FILE",
-            f"{certificate_file} must hold a certificate and its CA, not {len(certificates)}",
-        )
-    leaf, ca = certificates
+    leaf, *others = parse_certificates(read_file(certificate_file), str(certificate_file))
+    prefix = ""
     if public_key(leaf) != request.key:
-        raise IdentityError("E-IDENTITY-MISMATCH", f"{certificate_file} was signed for another key than this one")
-    subject = verify_certificate(leaf, ca)
+        rotated = rotation(directory)
+        if rotated is None or public_key(leaf) != rotated.key:
+            raise IdentityError("E-IDENTITY-MISMATCH", f"{certificate_file} was signed for another key than this one")
+        prefix = _NEXT
+    chain = (leaf, *(other for other in others if other.issuer != other.subject))
+    ca_pem = _authorities(directory, [o for o in others if o.issuer == o.subject], certificate_file, ca_file)
+    subject = _trust(directory, TrustRules(), chain, ca_pem).verify(chain, unnamed=request.subject)
     if subject != request.subject:
         raise IdentityError(
             "E-IDENTITY-MISMATCH", f"{certificate_file} names {subject}, but {request.subject} was asked for"
         )
-    _refuse_other_authority(directory / _CA, ca)
-    write_durably(directory / _CA, to_pem(ca), 0o644)
-    write_durably(directory / _CERTIFICATE, to_pem(leaf), 0o644)
+    # Between the old certificate and the new one, both CAs are trusted: either certificate must find its own.
+    old_ca = (directory / _CA).read_bytes() if (directory / _CA).exists() else b""
+    if old_ca != ca_pem:
+        write_durably(directory / _CA, old_ca + ca_pem, 0o644)
+    write_durably(directory / (prefix + _CERTIFICATE), b"".join(map(to_pem, chain)), 0o644)
+    _settle(directory)
+    if old_ca not in (ca_pem, b""):
+        write_durably(directory / _CA, ca_pem, 0o644)
     return load(directory)
+
+
+def install_lists(directory: Path, pem: bytes, origin: str) -> tuple[RevocationList, ...]:
+    """Take in revocation lists that our CA signed; a list never replaces a newer one. Returns those in force."""
+    with locked(directory):  # a daemon and a command may both bring one
+        trust = _read(directory, TrustRules())[0].trust
+        offered, lists = trust.offered(pem, origin)
+        for one in offered:
+            held = trust.number(one.issuer)
+            if one.number < held:
+                raise IdentityError(
+                    "E-IDENTITY-LIST", f"{origin} holds list {one.number}, but list {held} is in force already"
+                )
+        text = b"".join(one.pem for one in lists)
+        if text != trust.lists_pem:
+            write_durably(directory / _LISTS, text, 0o644)
+    return lists
 
 
 def is_installed(directory: Path) -> bool:
@@ -127,8 +205,16 @@ def is_installed(directory: Path) -> bool:
     return (directory / _CERTIFICATE).exists()
 
 
-def load(directory: Path) -> Identity:
-    """The installed identity, checked as a peer would check it: key, CA's signature, dates, name."""
+def load(directory: Path, rules: TrustRules | None = None) -> Identity:
+    """The installed identity, checked as a peer would check it: key, CA's signature, dates, revocation, name."""
+    identity, flaw = _read(directory, rules or TrustRules())
+    if flaw is not None:
+        raise flaw
+    return identity
+
+
+def _read(directory: Path, rules: TrustRules) -> tuple[Identity, IdentityError | None]:
+    """The installed identity, and why others will not believe it."""
     _require(directory)
     if not is_installed(directory):
         raise IdentityError(
@@ -137,33 +223,43 @@ def load(directory: Path) -> Identity:
             hint=f"Send {directory / _REQUEST} to the operator, who runs `fedelmy-launch ca sign` on it; "
             "then run `fedelmy-node identity install FILE` with the file that comes back.",
         )
-    key_pem = read_private(directory / _KEY)
-    leaf, ca = _one_certificate(directory / _CERTIFICATE), _one_certificate(directory / _CA)
-    subject = verify_certificate(leaf, ca)
-    if public_key(leaf) != _parse_key(key_pem, directory / _KEY).public_key():
-        raise IdentityError("E-IDENTITY-MISMATCH", f"{_CERTIFICATE} and {_KEY} in {directory} do not belong together")
-    return Identity(
+    key_pem, chain = _pair(directory)
+    trust = _trust(directory, rules, chain)
+    unnamed = _asked(directory)
+    flaw = None
+    try:
+        subject = trust.verify(chain, unnamed=unnamed)
+    except IdentityError as error:
+        if error.code not in _LIVE_FLAWS:
+            raise
+        flaw, subject = error, trust.holder(chain, unnamed)
+    leaf = chain[0]
+    identity = Identity(
         subject=subject,
         key_pem=key_pem,
-        certificate_pem=to_pem(leaf),
-        ca_pem=to_pem(ca),
+        certificate_pem=b"".join(map(to_pem, chain)),
+        trust=trust,
         not_after=leaf.not_valid_after_utc,
         fingerprint=fingerprint(public_key(leaf)),
     )
+    return identity, flaw
 
 
 class LiveIdentity:
-    """An identity that follows its files, so that a renewed certificate is used without a restart.
+    """An identity that follows its files, so that rotation and revocation count without a restart.
 
-    Called, it gives the identity of the moment. A damaged renewal is logged and the old identity kept: it is
-    still valid, or else peers refuse it and say so.
+    Called, it gives the identity of the moment. Damaged files are logged and the old identity kept: it is
+    still valid, or else peers refuse it and say so. Once a day it says what should be seen to, when it is used.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, rules: TrustRules | None = None) -> None:
         self._directory = directory
+        self._rules = rules or TrustRules()
         self._lock = threading.Lock()
+        self._followed = [str(directory / name) for name in _FOLLOWED]
         self._seen = self._look()  # before loading: a renewal in between is then noticed at the next call
-        self._identity = load(directory)
+        self._identity = load(directory, self._rules)
+        self._reminded = float("-inf")
 
     def __call__(self) -> Identity:
         with self._lock:
@@ -171,44 +267,44 @@ class LiveIdentity:
             if seen != self._seen:
                 self._seen = seen
                 self._reload()
+            if time.monotonic() - self._reminded >= _REMIND_SECONDS:
+                self._reminded = time.monotonic()
+                for warning in self._identity.warnings():
+                    _log.warning("%s", warning)
             return self._identity
 
-    def _look(self) -> tuple[int, int]:
-        try:
-            status = (self._directory / _CERTIFICATE).stat()
-        except OSError:
-            return (0, 0)
-        return (status.st_ino, status.st_mtime_ns)
+    def take_lists(self, pem: bytes, origin: str) -> int:
+        """Put revocation lists into force at once; returns the number that is in force of the first one's authority.
+
+        An older list than ours is no error: whoever brings it learns from the number that he has missed something.
+        """
+        trust = self().trust
+        first = trust.offered(pem, origin)[0][0]
+        if first.number > trust.number(first.issuer):
+            install_lists(self._directory, pem, origin)
+            _log.info("revocation list %d of %s came from %s", first.number, first.issuer.rfc4514_string(), origin)
+        return self().trust.number(first.issuer)
+
+    def _look(self) -> tuple[tuple[int, int], ...]:
+        return tuple(map(stamp, self._followed))
 
     def _reload(self) -> None:
         try:
-            self._identity = load(self._directory)
+            self._identity, flaw = _read(self._directory, self._rules)
+            if self._look() != self._seen:  # files changed meanwhile: both halves must be of one moment
+                self._seen = self._look()
+                self._identity, flaw = _read(self._directory, self._rules)
         except FedelmyError as error:
-            _log.error("renewed certificate not used: %s", error)
+            _log.error("changed identity not used: %s", error)
         else:
-            _log.info("renewed certificate in use, valid until %s", self._identity.not_after.isoformat())
-
-
-def encode_key(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """PEM without a passphrase: a daemon starts unattended, and the file's mode is what protects it."""
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The private key in a file that only its owner may read."""
-    return _parse_key(read_private(path), path)
-
-
-def _parse_key(pem: bytes, path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError) as error:
-        raise IdentityError("E-IDENTITY-FILE", f"{path} is not a private key of this software") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise IdentityError("E-IDENTITY-FILE", f"{path} is not an ECDSA P-256 key")
-    return key
+            if flaw is not None:
+                _log.error("others will refuse this site: %s", flaw)
+            numbers = ", ".join(str(one.number) for one in self._identity.trust.lists) or "none"
+            _log.info(
+                "changed identity in use, valid until %s, revocation lists: %s",
+                self._identity.not_after.isoformat(),
+                numbers,
+            )
 
 
 def _require(directory: Path) -> None:
@@ -216,19 +312,74 @@ def _require(directory: Path) -> None:
         raise IdentityError("E-IDENTITY-MISSING", f"there is no identity in {directory}")
 
 
-def _one_certificate(path: Path) -> x509.Certificate:
-    certificates = parse_certificates(read_file(path), str(path))
-    if len(certificates) != 1:
-        raise IdentityError("E-IDENTITY-FILE", f"{path} must hold one certificate, not {len(certificates)}")
-    return certificates[0]
+def _request(directory: Path, prefix: str) -> Request:
+    request = read_request(directory / (prefix + _REQUEST))
+    if request.key != read_key(directory / (prefix + _KEY)).public_key():
+        raise IdentityError(
+            "E-IDENTITY-MISMATCH", f"{prefix}{_REQUEST} and {prefix}{_KEY} in {directory} do not belong together"
+        )
+    return request
 
 
-def _refuse_other_authority(path: Path, ca: x509.Certificate) -> None:
-    """A renewal must not change whom this site trusts without anybody noticing."""
-    if path.exists() and _one_certificate(path) != ca:
+def _asked(directory: Path) -> Subject | None:
+    """Whom our own request names: what an own certificate means that some CA gave other names."""
+    path = directory / _REQUEST
+    return read_request(path).subject if path.exists() else None
+
+
+def _settle(directory: Path) -> None:
+    """Finish a rotation whose certificate is there: its files take the places of those that were in use."""
+    if not (directory / (_NEXT + _CERTIFICATE)).exists():
+        return
+    try:
+        for name in (_KEY, _REQUEST, _CERTIFICATE):  # `_pair` finds a pair after each of them
+            if (directory / (_NEXT + name)).exists():
+                publish(directory / (_NEXT + name), directory / name)
+    except OSError as error:
+        raise cannot_write(directory / _KEY, error) from error
+
+
+def _pair(directory: Path) -> tuple[bytes, tuple[x509.Certificate, ...]]:
+    """The newest certificate, with the key that it is for, wherever a rotation that was cut short left both."""
+    certificates = [path for name in (_NEXT + _CERTIFICATE, _CERTIFICATE) if (path := directory / name).exists()]
+    for path in certificates:
+        chain = tuple(parse_certificates(read_file(path), str(path)))
+        for key_path in (directory / _KEY, directory / (_NEXT + _KEY)):
+            if key_path.exists():
+                key_pem = read_private(key_path)
+                if parse_key(key_pem, key_path).public_key() == public_key(chain[0]):
+                    return key_pem, chain
+    raise IdentityError("E-IDENTITY-MISMATCH", f"{_CERTIFICATE} and {_KEY} in {directory} do not belong together")
+
+
+def _trust(directory: Path, rules: TrustRules, chain: Sequence[x509.Certificate], ca_pem: bytes | None = None) -> Trust:
+    lists = directory / _LISTS
+    ca_path = directory / _CA
+    if ca_pem is None:
+        ca_pem = read_file(ca_path)
+        parse_certificates(ca_pem, str(ca_path))  # named in messages
+    return Trust(ca_pem, read_file(lists, LIST_BYTES) if lists.exists() else b"", rules, tuple(chain[1:]))
+
+
+def _authorities(
+    directory: Path, found: Sequence[x509.Certificate], certificate_file: Path, ca_file: Path | None
+) -> bytes:
+    """Whom to trust from now on. A renewal must not change that without anybody noticing."""
+    if ca_file is not None:
+        return b"".join(map(to_pem, parse_certificates(read_file(ca_file), str(ca_file))))
+    path = directory / _CA
+    held = parse_certificates(read_file(path), str(path)) if path.exists() else []
+    if not found and not held:
+        raise IdentityError(
+            "E-IDENTITY-FILE",
+            f"{certificate_file} must hold a certificate and its CA",
+            hint="Use the file that `fedelmy-launch ca sign` wrote; name the certificate of another CA with --ca.",
+        )
+    if held and any(ca not in held for ca in found):
         raise IdentityError(
             "E-IDENTITY-MISMATCH",
             "the certificate comes from another CA than the one this identity trusts",
-            hint=f"If this site is to join another federation, use another --state; "
-            f"if the CA itself was renewed, remove {path} first.",
+            hint="If this site is to join another federation, use another --state; "
+            "if the CA itself was renewed, name its certificate with --ca.",
         )
+    return b"".join(map(to_pem, held or found))

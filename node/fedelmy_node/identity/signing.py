@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -12,15 +13,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedelmy_node import CONTRACT
 from fedelmy_node.errors import IdentityError
-from fedelmy_node.identity.certificates import (
-    Subject,
-    parse_certificates,
-    public_key,
-    verify_certificate,
-)
+from fedelmy_node.identity.certificates import Subject, parse_certificates, public_key
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.trust import Trust
 
 __all__ = ["Purpose", "Signature", "sign", "verify"]
+
+_CHAIN_BYTES: Final = 64 * 1024
+"""Of a certificate with its intermediates; far more than any has."""
 
 
 class Purpose(StrEnum):
@@ -32,12 +32,12 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signature:
-    """A signature that can be checked with nothing but the federation's CA."""
+    """A signature that can be checked with nothing but the CAs that the federation trusts."""
 
     value: bytes = field(repr=False)
     """ECDSA over SHA-256, DER."""
     certificate_pem: bytes = field(repr=False)
-    """The signer's certificate, because the signer need not be reachable."""
+    """The signer's, with its intermediates, because the signer need not be reachable."""
 
 
 def sign(identity: Identity, payload: bytes, *, purpose: Purpose) -> Signature:
@@ -49,14 +49,13 @@ def sign(identity: Identity, payload: bytes, *, purpose: Purpose) -> Signature:
 
 
 def verify(
-    payload: bytes, signature: Signature, ca_pem: bytes, *, purpose: Purpose, now: datetime | None = None
+    payload: bytes, signature: Signature, trust: Trust, *, purpose: Purpose, now: datetime | None = None
 ) -> Subject:
     """The operator of this federation who signed `payload` for this purpose; anybody else is refused."""
+    if len(signature.certificate_pem) > _CHAIN_BYTES:
+        raise IdentityError("E-IDENTITY-SIGNATURE", "the certificates of the signature are too large")
     certificates = parse_certificates(signature.certificate_pem, "the signature")
-    if len(certificates) != 1:
-        raise IdentityError("E-IDENTITY-SIGNATURE", "a signature carries one certificate")
-    (ca,) = parse_certificates(ca_pem, "ca.pem")
-    subject = verify_certificate(certificates[0], ca, now)
+    subject = trust.verify(certificates, now)
     if subject.role != "operator":
         raise IdentityError("E-IDENTITY-ROLE", f"a {purpose} must be signed by an operator, not by {subject}")
     try:

@@ -78,6 +78,11 @@ class OperatorClient:
                 self._stub.Report(control_pb2.ReportRequest(run=run), timeout=_ANSWER_SECONDS)
             )
 
+    def revoke(self, lists: bytes) -> int:
+        """Hand a revocation list over; returns the number of the list that is in force there now."""
+        with map_errors(self._name):
+            return self._stub.Revoke(control_pb2.RevokeRequest(list=lists), timeout=_ANSWER_SECONDS).number
+
     def watch(self, run: RunId, after: int) -> Iterator[Event]:
         """Events as they happen, until the run ends at this site; closing the channel ends it, too."""
         with map_errors(self._name):

@@ -79,6 +79,7 @@ def description_to_pb(node: NodeDescription) -> control_pb2.DescribeReply:
         site=node.site, version=node.version, contracts=node.contracts, torch=node.torch,
         platform=node.platform, device=node.device, data=node.data, peers=node.peers,
         free_bytes=node.free_bytes, clock=node.clock, runs=summaries_to_pb(node.runs),
+        certificate_expires=node.certificate_expires,
     )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def description_from_pb(message: control_pb2.DescribeReply) -> NodeDescription:
         site=SiteName(message.site), version=message.version, contracts=tuple(message.contracts),
         torch=message.torch, platform=message.platform, device=message.device, data=message.data,
         peers=tuple(message.peers), free_bytes=message.free_bytes, clock=message.clock,
-        runs=summaries_from_pb(message.runs),
+        runs=summaries_from_pb(message.runs), certificate_expires=message.certificate_expires,
     )  # fmt: skip
 
 
@@ -237,6 +238,7 @@ def health_to_pb(health: Health) -> admin_pb2.HealthReply:
     return admin_pb2.HealthReply(
         serving=health.serving, site=health.site, address=health.address, process=health.process,
         active=health.active, queue=health.queue, problems=health.problems,
+        warnings=health.warnings, certificate_expires=health.certificate_expires,
     )  # fmt: skip
 
 
@@ -244,6 +246,7 @@ def health_from_pb(message: admin_pb2.HealthReply) -> Health:
     return Health(
         serving=message.serving, site=SiteName(message.site), address=message.address, process=message.process,
         active=message.active, queue=tuple(message.queue), problems=tuple(message.problems),
+        warnings=tuple(message.warnings), certificate_expires=message.certificate_expires,
     )  # fmt: skip
 
 

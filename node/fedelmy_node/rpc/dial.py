@@ -52,7 +52,7 @@ def channel_to(address: Address, identity: Identity, probed: Probed) -> grpc.Cha
         private_key=identity.key_pem,
         certificate_chain=identity.certificate_pem,
     )
-    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", probed.subject.dns_name))
+    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", probed.tls_name))
     return grpc.secure_channel(_target(address), credentials, options)
 
 

@@ -42,7 +42,8 @@ class Endpoint:
     """The network's door: bound when made, answering from `open` to `close`."""
 
     def __init__(self, listen: Address, identity: LiveIdentity | None, stall_seconds: float) -> None:
-        guard = Guard(RULES, BUDGETS, secure=identity is not None, stall_seconds=stall_seconds)
+        believe = None if identity is None else lambda: identity().trust
+        guard = Guard(RULES, BUDGETS, believe=believe, stall_seconds=stall_seconds)
         self._server, self.address = make_server(listen, identity, interceptors=[guard], workers=guard.workers)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

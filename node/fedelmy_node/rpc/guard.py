@@ -20,7 +20,8 @@ import grpc
 from cryptography import x509
 
 from fedelmy_node.errors import FedelmyError, IdentityError, InternalError
-from fedelmy_node.identity.certificates import Subject, check_dates, parse_certificates, read_subject
+from fedelmy_node.identity.certificates import Subject, parse_certificates
+from fedelmy_node.identity.trust import Trust
 from fedelmy_node.rpc.alarms import Alarms
 from fedelmy_node.rpc.faults import abort, prepare_answer
 from fedelmy_node.rpc.inflow import Inflow
@@ -41,8 +42,8 @@ _HOLD_SECONDS: Final = 3.0
 
 _Send = Callable[[Any], None]
 """Sends one answer; None ends the call."""
-Vet = Callable[[Subject, x509.Certificate], None]
-"""A further look at a caller with a certificate, such as for revocation; raises to refuse."""
+Believe = Callable[[], Trust]
+"""Whom this node believes at this moment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,18 +92,17 @@ class Guard(grpc.ServerInterceptor):
         rules: Mapping[str, Rule],
         budgets: Mapping[str, Budget],
         *,
-        secure: bool,
-        vet: Vet | None = None,
+        believe: Believe | None,
         stall_seconds: float = 60.0,
     ) -> None:
+        """`believe` is asked at every call; None is `--insecure`: callers are who they say."""
         unknown = {rule.budget for rule in rules.values()} - set(budgets)
         assert not unknown, f"rules with unknown budgets: {unknown}"
         self._rules = dict(rules)
         self._quotas = Quotas(budgets)
         self._alarms = Alarms()
         self._patience = self._alarms, stall_seconds
-        self._secure = secure
-        self._vet = vet
+        self._believe = believe
         self.workers: Final = self._quotas.at_once + _REFUSING_THREADS
         """How many threads a server needs so that every call within the budgets runs at once."""
 
@@ -131,7 +131,7 @@ class Guard(grpc.ServerInterceptor):
 
     def _admit(self, method: str, rule: Rule, context: grpc.ServicerContext) -> Subject:
         def identify() -> Subject:
-            return _by_certificate(context, self._vet) if self._secure else _by_claim(context)
+            return _by_claim(context) if self._believe is None else _by_certificate(context, self._believe())
 
         try:
             subject = identify()
@@ -171,24 +171,22 @@ class LocalGuard(grpc.ServerInterceptor):
         return handler and _taken_as_streams(handler, run)
 
 
-def _by_certificate(context: grpc.ServicerContext, vet: Vet | None) -> Subject:
+def _by_certificate(context: grpc.ServicerContext, trust: Trust) -> Subject:
     # The stubs say bytes; it is lists of bytes.
     properties = cast(Mapping[str, list[bytes]], context.auth_context())
     version = properties.get("ssl_tls_version", [b"no TLS"])
     if version != [_TLS_VERSION]:
         raise IdentityError("E-IDENTITY-TLS", f"the connection uses {version[0].decode()}, TLS 1.3 is needed")
-    certificate, subject = _parse(*properties["x509_pem_cert"])
-    check_dates(certificate, str(subject))  # TLS looked at them only once, when the connection was made
-    if vet is not None:
-        vet(subject, certificate)
-    return subject
+    # TLS looked only once, when the connection was made; a certificate may be worth nothing since.
+    return trust.verify(_parse(*properties["x509_pem_cert"], *properties.get("x509_pem_cert_chain", [])))
 
 
 @lru_cache(maxsize=256)
-def _parse(pem: bytes) -> tuple[x509.Certificate, Subject]:
-    """The CA's signature was checked by TLS; what the certificate says, it leaves to us."""
-    (certificate,) = parse_certificates(pem, "the caller")
-    return certificate, read_subject(certificate)
+def _parse(leaf: bytes, others: bytes = b"") -> tuple[x509.Certificate, ...]:
+    """The caller's certificate and its intermediates."""
+    (first,) = parse_certificates(leaf, "the caller")
+    rest = parse_certificates(others, "the caller") if others else ()
+    return (first, *(other for other in rest if other != first))
 
 
 def _by_claim(context: grpc.ServicerContext) -> Subject:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +25,9 @@ from fedelmy_node.identity.certificates import (
     Role,
     Subject,
     fingerprint,
-    parse_certificates,
     public_key,
+    tls_name,
     to_pem,
-    verify_certificate,
 )
 from fedelmy_node.identity.keystore import Identity
 
@@ -37,6 +37,8 @@ PROBE_SECONDS: Final = 10.0
 """Enough for a slow link; a handshake takes three round trips."""
 
 _ALPN: Final = "h2"
+_DER: Final = 2
+"""OpenSSL's encoding of one certificate."""
 _SETTINGS_FRAME: Final = 4
 _FRAME_HEADER_BYTES: Final = 9
 _OLD_TLS: Final = frozenset({"TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"})
@@ -53,12 +55,14 @@ class _HungUpError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probed:
-    """Whom a handshake met; everything here was checked against our CA."""
+    """Whom a handshake met; everything here was checked against whom we trust."""
 
     subject: Subject
     """Name and role in the other end's certificate."""
     certificate_pem: bytes = field(repr=False)
     """The leaf that a channel may now trust."""
+    tls_name: str
+    """A name in the leaf, which the channel expects."""
     fingerprint: str
     """Of its key, in the short form."""
     not_after: datetime
@@ -118,8 +122,9 @@ def _shake_hands(address: Address, identity: Identity, role: Role, site: SiteNam
         plain.settimeout(_remaining(deadline))
         with context.wrap_socket(plain, server_hostname=server_name) as secure:
             seconds = time.monotonic() - started
-            certificate = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
-            subject = _check_certificate(address, certificate, identity)
+            chain = _chain(secure)
+            certificate = chain[0]
+            subject = _check_chain(address, chain, identity)
             _check_expected(address, subject, role, site)
             alpn = secure.selected_alpn_protocol()
             if alpn != _ALPN:
@@ -129,6 +134,7 @@ def _shake_hands(address: Address, identity: Identity, role: Role, site: SiteNam
             return Probed(
                 subject=subject,
                 certificate_pem=to_pem(certificate),
+                tls_name=tls_name(certificate),
                 fingerprint=fingerprint(public_key(certificate)),
                 not_after=certificate.not_valid_after_utc,
                 tls_version=secure.version() or "",
@@ -143,6 +149,8 @@ def _tls_context(identity: Identity) -> ssl.SSLContext:
     context.check_hostname = False  # addresses are not in certificates; the site's name is checked instead
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols([_ALPN])
+    # As gRPC does: the CA that is trusted may be one below a root that nobody here has heard of.
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=identity.ca_pem.decode("ascii"))
     with _as_file(identity.key_pem + identity.certificate_pem) as path:
         context.load_cert_chain(path)
@@ -167,10 +175,18 @@ def _as_file(secret: bytes) -> Iterator[str]:
             yield file.name
 
 
-def _check_certificate(address: Address, certificate: x509.Certificate, identity: Identity) -> Subject:
-    (ca,) = parse_certificates(identity.ca_pem, "ca.pem")
+def _chain(secure: ssl.SSLSocket) -> tuple[x509.Certificate, ...]:
+    """What the other end showed: its certificate, then its intermediates."""
+    if sys.version_info >= (3, 13):
+        shown = secure.get_unverified_chain()
+    else:  # the same, not public yet
+        shown = [each.public_bytes(_DER) for each in secure._sslobj.get_unverified_chain()]  # type: ignore[attr-defined]
+    return tuple(x509.load_der_x509_certificate(each) for each in shown)
+
+
+def _check_chain(address: Address, chain: tuple[x509.Certificate, ...], identity: Identity) -> Subject:
     try:
-        return verify_certificate(certificate, ca)
+        return identity.trust.verify(chain)
     except IdentityError as error:
         raise IdentityError(error.code, f"{address}: {error.message}", hint=error.hint) from error
 

@@ -27,7 +27,8 @@ from fedelmy_node.domain.reports import (
     Signed,
 )
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
-from fedelmy_node.errors import TransferError
+from fedelmy_node.errors import IdentityError, TransferError
+from fedelmy_node.identity.files import LIST_BYTES
 from fedelmy_node.rpc import convert
 from fedelmy_node.rpc.ahead import Ahead
 from fedelmy_node.rpc.blocks import decode_request
@@ -48,12 +49,12 @@ SendRequest = Block | transfer_pb2.SendRequest
 """What `blocks` makes of a message."""
 _BLOCKS_AHEAD: Final = 2
 """Received while the one before is verified and written; they are taken even if the link is cut meanwhile."""
-_BLOCKS_PER_CHECK: Final = 256
+_BLOCKS_PER_CHECK: Final = 16
 """How many blocks of a transfer may pass before its sender's certificate is looked at again."""
 RULES: Mapping[str, Rule] = {
     **{
         f"/fedelmy.v1.Control/{method}": Rule(roles=("operator",), budget="control")
-        for method in ("Describe", "Start", "Cancel", "Report")
+        for method in ("Describe", "Start", "Cancel", "Report", "Revoke")
     },
     "/fedelmy.v1.Control/Prepare": Rule(roles=("operator",), budget="preparations"),
     "/fedelmy.v1.Control/Watch": Rule(roles=("operator",), budget="watchers"),
@@ -84,6 +85,7 @@ class ControlHandler(Protocol):
     def watch(self, run: RunId, after: int) -> Stream[Event]: ...
     def cancel(self, signed: Signed) -> RunState: ...
     def report(self, run: RunId) -> RunReport: ...
+    def revoke(self, lists: bytes, operator: str) -> int: ...
 
 
 class PeerHandler(Protocol):
@@ -138,6 +140,12 @@ class _Control(control_pb2_grpc.ControlServicer):
 
     def Report(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
         return convert.report_to_pb(self._handler.report(RunId(request.run)))
+
+    def Revoke(self, request: control_pb2.RevokeRequest, context: Context) -> control_pb2.RevokeReply:
+        if len(request.list) > LIST_BYTES:
+            raise IdentityError("E-IDENTITY-LIST", f"a revocation list has at most {LIST_BYTES} bytes")
+        number = self._handler.revoke(request.list, caller(context).name)
+        return control_pb2.RevokeReply(number=min(number, 2**63 - 1))  # other CAs may count further than a message
 
 
 class _Peer(peer_pb2_grpc.PeerServicer):

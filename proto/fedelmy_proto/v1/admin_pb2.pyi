@@ -12,7 +12,7 @@ class HealthRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HealthReply(_message.Message):
-    __slots__ = ("serving", "site", "address", "process", "active", "queue", "problems")
+    __slots__ = ("serving", "site", "address", "process", "active", "queue", "problems", "warnings", "certificate_expires")
     SERVING_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class HealthReply(_message.Message):
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_EXPIRES_FIELD_NUMBER: _ClassVar[int]
     serving: bool
     site: str
     address: str
@@ -27,7 +29,9 @@ class HealthReply(_message.Message):
     active: str
     queue: _containers.RepeatedScalarFieldContainer[str]
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, serving: _Optional[bool] = ..., site: _Optional[str] = ..., address: _Optional[str] = ..., process: _Optional[int] = ..., active: _Optional[str] = ..., queue: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    certificate_expires: float
+    def __init__(self, serving: _Optional[bool] = ..., site: _Optional[str] = ..., address: _Optional[str] = ..., process: _Optional[int] = ..., active: _Optional[str] = ..., queue: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ..., warnings: _Optional[_Iterable[str]] = ..., certificate_expires: _Optional[float] = ...) -> None: ...
 
 class RunsRequest(_message.Message):
     __slots__ = ()

@@ -11,7 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("site", "version", "contracts", "torch", "platform", "device", "data", "peers", "free_bytes", "clock", "runs")
+    __slots__ = ("site", "version", "contracts", "torch", "platform", "device", "data", "peers", "free_bytes", "clock", "runs", "certificate_expires")
     SITE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTRACTS_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class DescribeReply(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_EXPIRES_FIELD_NUMBER: _ClassVar[int]
     site: str
     version: str
     contracts: _containers.RepeatedScalarFieldContainer[str]
@@ -34,7 +35,8 @@ class DescribeReply(_message.Message):
     free_bytes: int
     clock: float
     runs: _containers.RepeatedCompositeFieldContainer[RunSummary]
-    def __init__(self, site: _Optional[str] = ..., version: _Optional[str] = ..., contracts: _Optional[_Iterable[str]] = ..., torch: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., data: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ..., clock: _Optional[float] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ...) -> None: ...
+    certificate_expires: float
+    def __init__(self, site: _Optional[str] = ..., version: _Optional[str] = ..., contracts: _Optional[_Iterable[str]] = ..., torch: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., data: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ..., clock: _Optional[float] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., certificate_expires: _Optional[float] = ...) -> None: ...
 
 class RunSummary(_message.Message):
     __slots__ = ("run", "state", "federation", "changed_at")
@@ -241,3 +243,15 @@ class EdgeReport(_message.Message):
     size: int
     sha256: str
     def __init__(self, edge: _Optional[str] = ..., sender: _Optional[str] = ..., receiver: _Optional[str] = ..., carries: _Optional[str] = ..., state: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class RevokeRequest(_message.Message):
+    __slots__ = ("list",)
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    list: bytes
+    def __init__(self, list: _Optional[bytes] = ...) -> None: ...
+
+class RevokeReply(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...

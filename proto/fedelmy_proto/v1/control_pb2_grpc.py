@@ -64,6 +64,11 @@ class ControlStub:
                 request_serializer=fedelmy__proto_dot_v1_dot_control__pb2.ReportRequest.SerializeToString,
                 response_deserializer=fedelmy__proto_dot_v1_dot_control__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/fedelmy.v1.Control/Revoke',
+                request_serializer=fedelmy__proto_dot_v1_dot_control__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=fedelmy__proto_dot_v1_dot_control__pb2.RevokeReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -112,6 +117,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Revoke(self, request, context):
+        """These certificates are not to be believed any more. The list is signed by the federation's CA; an older one
+        than the node has changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -144,6 +157,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=fedelmy__proto_dot_v1_dot_control__pb2.ReportRequest.FromString,
                     response_serializer=fedelmy__proto_dot_v1_dot_control__pb2.ReportReply.SerializeToString,
+            ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=fedelmy__proto_dot_v1_dot_control__pb2.RevokeRequest.FromString,
+                    response_serializer=fedelmy__proto_dot_v1_dot_control__pb2.RevokeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -308,6 +326,33 @@ class Control:
             '/fedelmy.v1.Control/Report',
             fedelmy__proto_dot_v1_dot_control__pb2.ReportRequest.SerializeToString,
             fedelmy__proto_dot_v1_dot_control__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedelmy.v1.Control/Revoke',
+            fedelmy__proto_dot_v1_dot_control__pb2.RevokeRequest.SerializeToString,
+            fedelmy__proto_dot_v1_dot_control__pb2.RevokeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class ControlStub:
     """End this run, and tell your neighbours. The request is signed: a neighbour will carry it on."""
     Report: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReportRequest, _control_pb2.ReportReply]
     """How is this run doing at your site?"""
+    Revoke: _grpc.UnaryUnaryMultiCallable[_control_pb2.RevokeRequest, _control_pb2.RevokeReply]
+    """These certificates are not to be believed any more. The list is signed by the federation's CA; an older one
+    than the node has changes nothing.
+    """
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -63,6 +67,10 @@ class ControlAsyncStub(ControlStub):
     """End this run, and tell your neighbours. The request is signed: a neighbour will carry it on."""
     Report: _aio.UnaryUnaryMultiCallable[_control_pb2.ReportRequest, _control_pb2.ReportReply]  # type: ignore[assignment]
     """How is this run doing at your site?"""
+    Revoke: _aio.UnaryUnaryMultiCallable[_control_pb2.RevokeRequest, _control_pb2.RevokeReply]  # type: ignore[assignment]
+    """These certificates are not to be believed any more. The list is signed by the federation's CA; an older one
+    than the node has changes nothing.
+    """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -114,5 +122,15 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ReportReply, _abc.Awaitable[_control_pb2.ReportReply]]:
         """How is this run doing at your site?"""
+
+    @_abc_1.abstractmethod
+    def Revoke(
+        self,
+        request: _control_pb2.RevokeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RevokeReply, _abc.Awaitable[_control_pb2.RevokeReply]]:
+        """These certificates are not to be believed any more. The list is signed by the federation's CA; an older one
+        than the node has changes nothing.
+        """
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,176 @@
+"""Who does not get in: real certificates, real sockets, and a whole node that records what reaches it.
+
+Where TLS refuses, no call runs and our dialler names the reason; where the interceptor refuses, the caller gets its
+code. Either way nothing is written.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from doors import SOUTH, Door, begin, describe, member
+
+from fedelmy_launcher import authority
+from fedelmy_node.domain.names import Address
+from fedelmy_node.errors import FedelmyError
+from fedelmy_node.identity import keystore
+from fedelmy_node.identity.certificates import KEY_USAGES, fingerprint, to_pem
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.rpc import preflight
+from fedelmy_node.rpc.dial import channel_to, open_channel, probe
+
+Identities = Mapping[str, Identity]
+Forge = Callable[..., Identity]
+Serve = Callable[..., Address]
+
+
+def certificate(
+    ca: Path | None, key: ec.EllipticCurvePrivateKey, *, begins_days: float = -1, ends_days: float = 1
+) -> x509.Certificate:
+    """What a CA would have signed on other days; without a CA, what somebody signs himself."""
+    now = datetime.now(UTC)
+    issuer = x509.load_pem_x509_certificate((ca / "ca.pem").read_bytes()).subject if ca else x509.Name([])
+    builder = x509.CertificateBuilder(
+        subject_name=x509.Name([]), issuer_name=issuer, public_key=key.public_key(), serial_number=77
+    )
+    builder = builder.not_valid_before(now + timedelta(days=begins_days))
+    builder = builder.not_valid_after(now + timedelta(days=ends_days))
+    names = x509.SubjectAlternativeName([x509.DNSName("north.site.fedelmy")])
+    builder = builder.add_extension(names, critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(KEY_USAGES), critical=False)
+    return builder.sign(keystore.read_key(ca / "ca.key") if ca else key, hashes.SHA256())
+
+
+def posing(honest: Identity, ca: Path | None, **dates: float) -> Identity:
+    """Whoever poses as north with a certificate of his own making."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    leaf = certificate(ca, key, **dates)
+    return replace(
+        honest,
+        key_pem=keystore.encode_key(key),
+        certificate_pem=to_pem(leaf),
+        not_after=leaf.not_valid_after_utc,
+        fingerprint=fingerprint(key.public_key()),
+    )
+
+
+STRANGERS: Mapping[str, tuple[Callable[[Identity, Path, Path], Identity], str]] = {
+    "self-signed": (lambda honest, ca, _: posing(honest, None), "E-IDENTITY-UNTRUSTED"),
+    "wrong CA": (lambda honest, ca, other: posing(honest, other), "E-IDENTITY-UNTRUSTED"),
+    "expired": (lambda honest, ca, _: posing(honest, ca, ends_days=-0.5), "E-IDENTITY-EXPIRED"),
+    "not yet valid": (lambda honest, ca, _: posing(honest, ca, begins_days=0.5), "E-IDENTITY-UNTRUSTED"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_callers_whom_the_handshake_refuses(door: Door, tmp_path: Path, kind: str) -> None:
+    make, code = STRANGERS[kind]
+    honest = member(door.ca, "north")
+    authority.init(tmp_path / "other")
+    stranger = make(honest, door.ca, tmp_path / "other")
+    met = probe(door.address, honest, expect_role="site")
+    before = door.files()
+    with pytest.raises(FedelmyError, match=code):
+        open_channel(door.address, stranger, expect_role="site", expect_site=SOUTH)
+    with channel_to(door.address, stranger, met) as channel:  # one who does not look before he calls
+        for call in (begin, describe):
+            with pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
+                call(channel)
+    assert (door.node.calls, door.files()) == ([], before)
+
+
+def test_callers_without_a_certificate(door: Door) -> None:
+    honest = member(door.ca, "north")
+    met = probe(door.address, honest, expect_role="site")
+    before = door.files()
+    credentials = grpc.ssl_channel_credentials(met.certificate_pem)
+    options = (("grpc.ssl_target_name_override", met.tls_name),)
+    with grpc.secure_channel(door.address, credentials, options) as channel:
+        for call in (begin, describe):
+            with pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
+                call(channel)
+    assert (door.node.calls, door.files()) == ([], before)
+
+
+def test_plaintext_on_either_side(door: Door, serve: Serve) -> None:
+    honest, before = member(door.ca, "north"), door.files()
+    with open_channel(door.address, None, expect_role="site", insecure_name="site/north") as channel:
+        for call in (begin, describe):
+            with pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
+                call(channel)
+    assert (door.node.calls, door.files()) == ([], before)
+    with pytest.raises(FedelmyError, match="E-IDENTITY-TLS"):  # a dialler never falls back to plaintext
+        open_channel(serve(None), honest, expect_role="site")
+
+
+def test_the_right_ca_but_the_wrong_role(door: Door) -> None:
+    north, operator = member(door.ca, "north"), keystore.load(door.ca / "operator")
+    before = door.files()
+    for identity, call in ((north, describe), (operator, begin)):
+        with (
+            open_channel(door.address, identity, expect_role="site", expect_site=SOUTH) as channel,
+            pytest.raises(FedelmyError, match="E-IDENTITY-ROLE"),
+        ):
+            call(channel)
+    assert (door.node.calls, door.files()) == ([], before)
+
+
+# --- old TLS: a client made of the standard library and a few frames of HTTP/2 ----------------------------------------
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+def _header(name: bytes, value: bytes) -> bytes:
+    """A literal header of HPACK, neither indexed nor compressed."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def call_by_hand(address: Address, identity: Identity, method: str, version: ssl.TLSVersion) -> bytes:
+    """What a server answers to one call over a chosen version of TLS: all bytes until the stream ends."""
+    context = preflight._tls_context(identity)
+    context.minimum_version = context.maximum_version = version
+    names = {":method": "POST", ":scheme": "https", ":path": method, ":authority": "south",
+             "content-type": "application/grpc", "te": "trailers"}  # fmt: skip
+    headers = b"".join(_header(name.encode(), value.encode()) for name, value in names.items())
+    host, _, port = address.rpartition(":")
+    answer = b""
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as plain,
+        context.wrap_socket(plain) as connection,
+    ):
+        assert connection.version() == version.name.replace("_", ".")
+        connection.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"")
+            + _frame(1, 4, 1, headers) + _frame(0, 1, 1, bytes(5))
+        )  # fmt: skip
+        stream = connection.makefile("rb")
+        while True:
+            head = stream.read(9)
+            payload = stream.read(int.from_bytes(head[:3]))
+            answer += payload
+            if head[3] in (3, 7) or (head[3] == 1 and head[4] & 1):  # reset, go away, or the last headers
+                return answer
+
+
+def test_tls_1_2_is_refused_by_the_guard(door: Door) -> None:
+    """grpcio cannot set a minimum: the handshake succeeds, and the interceptor says no before any handler runs."""
+    operator = keystore.load(door.ca / "operator")
+    before = door.files()
+    answer = call_by_hand(door.address, operator, "/fedelmy.v1.Control/Describe", ssl.TLSVersion.TLSv1_2)
+    assert b"E-IDENTITY-TLS" in answer
+    assert (door.node.calls, door.files()) == ([], before)
+    answer = call_by_hand(door.address, operator, "/fedelmy.v1.Control/Describe", ssl.TLSVersion.TLSv1_3)
+    assert b"E-IDENTITY" not in answer
+    assert door.node.calls == ["describe"], "the same client is let in with TLS 1.3"
