@@ -77,7 +77,7 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
         ("[site]\nprepare_hours = 99999999", "E-CONFIG-VALUE", "prepare_hours"),
         ('[consent]\noperators = [""]', "E-CONFIG-VALUE", "''"),
         ('[site]\noperators = ["alice"]', "E-CONFIG-KEY", "Move it to [consent]"),
-        ('[data]\npeers = []', "E-CONFIG-KEY", "Move it to [site]"),
+        ("[data]\npeers = []", "E-CONFIG-KEY", "Move it to [site]"),
         ("[consent]\nmax_epoch = 5", "E-CONFIG-KEY", "max_epochs"),
         ("[consent]\nmax_epochs = 0", "E-CONFIG-VALUE", "max_epochs"),
         ("[consent]\nmax_change = -1.0", "E-CONFIG-VALUE", "max_change"),

@@ -67,14 +67,14 @@ def _training(plan: Slice, report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _effort(effort: Effort) -> str:
-    warm_up = f"{effort.warmup_epochs} epochs of warm-up, then " if effort.warmup_epochs else ""
-    pool = f"{effort.members} models of {effort.epochs} epochs each"
-    return f"{warm_up}{pool}, {_number(effort.total_epochs)} epochs in all"
+    warm_up = f"{_count(effort.warmup_epochs, 'epoch')} of warm-up, then " if effort.warmup_epochs else ""
+    pool = f"{_count(effort.members, 'model')} of {_count(effort.epochs, 'epoch')} each"
+    return f"{warm_up}{pool}, {_count(effort.total_epochs, 'epoch')} in all"
 
 
 def _traffic(plan: Slice) -> Iterator[str]:
     for edge in plan.edges_in:
-        what = "the result" if edge.carries == StepKind.DELIVER else "the model to go on from"
+        what = "the result" if edge.carries == StepKind.DELIVER else "the model to start with"
         yield f"It receives {what} from {edge.sender}{_around(edge)}."
     for edge in plan.edges_out:
         what = "the result" if edge.carries == StepKind.DELIVER else "what it has trained"
@@ -111,6 +111,10 @@ def _numbers(consent: Consent) -> Iterator[str]:
 def _list(words: Iterable[str]) -> str:
     words = list(words)
     return ", ".join(words[:_SHOWN]) + (f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _number(value: Any) -> str:
