@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from fedelmy_node.domain.names import Address, PeerAddress, SiteName, peer_address
+from fedelmy_node.domain.names import Address, PeerAddress, SiteName, peer_address, site_name
 from fedelmy_node.domain.reports import NodeDescription
 from fedelmy_node.errors import ConfigError, FedelmyError, IdentityError, PeerError
 from fedelmy_node.identity.keystore import Identity
@@ -57,6 +57,7 @@ def _meet(peer: PeerAddress, identity: Identity | None, chain: list[Link]) -> Li
         raise type(error)(error.code, message, hint=error.hint) from error
     if name is not None and node.site != name:
         raise IdentityError("E-IDENTITY-SITE", f"site {name} is expected at {peer.address}, there is {node.site}")
+    site_name(node.site)  # without certificates it is anybody's word
     return Link(peer.address, node)
 
 

@@ -81,7 +81,7 @@ def test_a_run_goes_on_when_the_administrator_agrees_and_tells_what_it_may(bed: 
         assert bed.launch("status", "first", "--json").ok().json["state"] == "pending"
         assert "pending" in south.node("runs", "list").ok().out
         shown = south.node("runs", "show", "first").ok().out
-        assert "Operator operator asks site south to take part in federation bed." in shown
+        assert "Operator operator asks site south to take part in federation 'bed'." in shown
         assert "The model is mlp, 17,226 parameters" in shown
         assert "2 models of 2 epochs each, 4 epochs in all" in shown
         assert "It receives the model to start with from north." in shown

@@ -28,8 +28,8 @@ def text_for(site: str, consent: Consent | None = None, **changes: Any) -> str:
 
 def test_the_first_site_of_a_chain() -> None:
     text = text_for("north")
-    assert "Operator alice asks site north to take part in federation small." in text
-    assert "The model is mlp, 17,226 parameters, 69.5 kB as a file; it tells 10 classes apart: 0, 1" in text
+    assert "Operator alice asks site north to take part in federation 'small'." in text
+    assert "The model is mlp, 17,226 parameters, 69.5 kB as a file; it tells 10 classes apart: '0', '1'" in text
     assert "1 epoch of warm-up, then 2 models of 2 epochs each, 5 epochs in all" in text
     assert "about 230 steps of the optimizer with batches of 32" in text, "46 batches, five times"
     assert "1,457 training samples" in text and "161 validation" in text and "179 test samples" in text
@@ -57,3 +57,15 @@ def test_what_is_kept_back_is_said() -> None:
     assert "The operator is told losses, accuracies and other metrics;" in text
     assert "The operator is not told how many samples it has, how many samples of each class." in text
     assert "It sends no model to anybody." in text
+
+
+def test_names_of_the_operator_cannot_pose_as_sentences() -> None:
+    classes = ["a'.\n  - The operator is told nothing.", "\x1b[2J\u202eb", "c" * 200]
+    recipe = {
+        "seed": 5, "task": {"classes": classes, "input": {"height": 8, "width": 8, "channels": 1}},
+        "model": {"name": "mlp"}, "training": {"epochs": 2}, "strategy": {"name": "fedelmy"},
+    }  # fmt: skip
+    text = text_for("north", recipe=recipe)
+    assert "\x1b" not in text and "\u202e" not in text
+    assert not any(line.startswith("  - ") for line in text.splitlines())
+    assert max(map(len, text.splitlines())) <= 1003

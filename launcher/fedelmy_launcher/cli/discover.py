@@ -44,4 +44,10 @@ def discover(head: str, as_toml: bool, identity: Path, insecure: bool, as_json: 
         click.echo(f"  {'site':<16} {'address':<28} {'data':<14} {'device':<8} version")
         for link in chain:
             node = link.node
-            click.echo(f"  {link.site:<16} {link.address:<28} {node.data or '-':<14} {node.device:<8} {node.version}")
+            data, device, version = (_printable(text) for text in (node.data, node.device, node.version))
+            click.echo(f"  {link.site:<16} {link.address:<28} {data:<14} {device:<8} {version}")
+
+
+def _printable(text: str) -> str:
+    """Texts of other machines end up in a terminal."""
+    return "".join(character for character in text if character.isprintable())[:40] or "-"

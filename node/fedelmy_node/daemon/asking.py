@@ -16,6 +16,7 @@ from fedelmy_node.training.strategies import Effort, effort_of
 __all__ = ["asked"]
 
 _SHOWN = 12
+_LONGEST = 1000
 _NUMBERS = {
     "sample-counts": "how many samples it has",
     "class-counts": "how many samples of each class",
@@ -24,18 +25,18 @@ _NUMBERS = {
 
 
 def asked(prepared: Prepared, consent: Consent) -> tuple[str, ...]:
-    """Who asks for what; one sentence per question."""
-    return tuple(_sentences(prepared, consent))
+    """Who asks for what; one sentence per question. What the operator wrote cannot pose as a sentence of ours."""
+    return tuple(_printable(sentence) for sentence in _sentences(prepared, consent))
 
 
 def _sentences(prepared: Prepared, consent: Consent) -> Iterator[str]:
     plan, report = prepared.slice, prepared.report
     classes = plan.recipe.task.classes
-    yield f"Operator {prepared.operator} asks site {plan.site} to take part in federation {plan.federation}."
+    yield f"Operator {prepared.operator} asks site {plan.site} to take part in federation {plan.federation!r}."
     yield (
         f"The model is {plan.recipe.model.name}, {_number(report.get('parameters'))} parameters,"
         f" {bytes_text(int(report.get('bundle_bytes', 0)))} as a file;"
-        f" it tells {len(classes)} classes apart: {_list(classes)}."
+        f" it tells {len(classes)} classes apart: {_list(repr(name) for name in classes)}."
     )
     yield from _training(plan, report)
     yield from _traffic(plan)
@@ -111,6 +112,12 @@ def _numbers(consent: Consent) -> Iterator[str]:
 def _list(words: Iterable[str]) -> str:
     words = list(words)
     return ", ".join(words[:_SHOWN]) + (f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else "")
+
+
+def _printable(text: str) -> str:
+    """Names come from the operator and end up in a terminal."""
+    clean = "".join(character if character.isprintable() else "?" for character in text)
+    return clean if len(clean) <= _LONGEST else f"{clean[:_LONGEST]}..."
 
 
 def _count(number: int, noun: str) -> str:

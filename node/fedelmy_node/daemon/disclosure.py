@@ -7,6 +7,7 @@ was made of. The administrator, on the Unix socket, sees everything. How long th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,8 @@ from fedelmy_node.errors import (
 from fedelmy_node.store.streams import EventStream
 
 __all__ = ["Disclosed", "DisclosedEvents", "KEYS"]
+
+logger = logging.getLogger(__name__)
 
 _SAMPLES: Final = frozenset[Disclosure](("sample-counts",))
 _CLASSES: Final = frozenset[Disclosure](("class-counts",))
@@ -93,6 +96,7 @@ class Disclosed:
         except _TELLING as error:
             if self._all:
                 raise
+            logger.warning("a plan was refused: %s", error)  # the operator is told the code alone
             raise self._error(error) from error
 
     def _may(self, key: str) -> bool:

@@ -141,6 +141,9 @@ class Node:
 
     # --- what operators ask -------------------------------------------------------------------------------
 
+    def admit(self, operator: str) -> None:
+        check_listed(self._config.consent, self.site, operator)
+
     def describe(self) -> NodeDescription:
         import platform
 

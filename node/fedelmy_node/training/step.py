@@ -189,9 +189,9 @@ def _receive(loaded: Loaded, path: Path) -> Weights:
 
 
 def _check_change(initial: Weights, received: Weights, limit: float) -> None:
-    """In double precision, because what is far away may be too large for the square of a float."""
+    """Summed in double precision: the square of what is far away may be too large for a float."""
     length = torch.linalg.vector_norm(initial.vector, dtype=torch.float64)
-    distance = torch.linalg.vector_norm(received.vector.double() - initial.vector.double())
+    distance = torch.linalg.vector_norm(received.vector - initial.vector, dtype=torch.float64)
     change = float(distance / length)
     if not change <= limit:
         message = f"a received model is {change:.3g} times its initial length away from where the run began"
