@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from fedelmy_launcher.federation_file import trust_rules
 from fedelmy_launcher.plans import signed_cancel, signed_slices
@@ -19,14 +19,14 @@ from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.federation import Absence, Federation
 from fedelmy_node.domain.names import Address, RunId, SiteName
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.domain.reports import NodeDescription, RunReport
+from fedelmy_node.domain.reports import NodeDescription, PrepareAnswer, RunReport
 from fedelmy_node.errors import FedelmyError, PeerError, RunError
 from fedelmy_node.identity.certificates import expiry_warning
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel
 
-__all__ = ["Sites", "Refusal", "refused", "start_run", "expiry_warnings"]
+__all__ = ["Sites", "Refusal", "refused", "withdraw", "prepare_run", "start_run", "expiry_warnings"]
 
 T = TypeVar("T")
 _FAR_SECONDS: Final = 2.5e11
@@ -151,14 +151,14 @@ class Sites:
         signed = signed_cancel(run, reason, self.identity)
         return self.ask(lambda _, client: client.cancel(signed))
 
-    def prepare(self, plan: Plan, *, check_only: bool) -> tuple[dict[SiteName, Mapping[str, Any]], list[Refusal]]:
+    def prepare(self, plan: Plan, *, check_only: bool) -> tuple[dict[SiteName, PrepareAnswer], list[Refusal]]:
         """Ask every site whether it would take its part; with `check_only` it then forgets the question."""
         slices = signed_slices(plan, self.identity)
         return self.ask(lambda site, client: client.prepare(slices[site], check_only=check_only), sites=list(slices))
 
 
-def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
-    """Prepare everywhere; if all agree, start the steps without inputs. One refusal, and nothing starts."""
+def prepare_run(sites: Sites, plan: Plan) -> dict[SiteName, RunReport]:
+    """Ask every site; one refusal, and nothing starts. How the run then stands at each: prepared, pending or begun."""
     sites.bring_lists()
     nodes, unreachable = sites.describe()
     if unreachable:
@@ -172,19 +172,30 @@ def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
     known, unknown = sites.reports(plan.run)
     is_new = all(report.state in (RunState.CANCELLED, RunState.EXPIRED) for report in known.values())
     is_new &= all(refusal.error.code == "E-RUN-UNKNOWN" for refusal in unknown)
-    reports, refusals = sites.prepare(plan, check_only=False)
+    accepted, refusals = sites.prepare(plan, check_only=False)
     if refusals:
-        if is_new:  # a run that exists is never ended by an attempt to follow it
-            withdrawal = signed_cancel(plan.run, "another site refused", sites.identity, withdraw=True)
-            sites.ask(lambda _, client: client.cancel(withdrawal), sites=list(reports))
+        # A run that exists is never ended by an attempt to follow it, unless a person has refused it.
+        if is_new or any(refusal.error.code == "E-CONSENT-REFUSED" for refusal in refusals):
+            withdraw(sites, plan.run, "another site refused", accepted)
         raise refused(refusals)
-    states, unheard = sites.reports(plan.run)
-    begun = (RunState.RUNNING, RunState.DONE)
-    waiting = [site for site, report in states.items() if report.state not in begun]
-    _, problems = sites.ask(lambda _, client: client.start(plan.run), sites=waiting)
-    if unheard or problems:
-        raise refused(unheard or problems)
+    reports, unheard = sites.reports(plan.run)
+    if unheard:
+        raise refused(unheard)
     return reports
+
+
+def start_run(sites: Sites, run: RunId, reports: Mapping[SiteName, RunReport]) -> None:
+    """Start a run that is prepared everywhere, wherever it has not begun."""
+    waiting = [site for site, report in reports.items() if report.state not in (RunState.RUNNING, RunState.DONE)]
+    _, problems = sites.ask(lambda _, client: client.start(run), sites=waiting)
+    if problems:
+        raise refused(problems)
+
+
+def withdraw(sites: Sites, run: RunId, reason: str, names: Iterable[SiteName]) -> None:
+    """End a run at these sites, wherever nothing of it has begun."""
+    withdrawal = signed_cancel(run, reason, sites.identity, withdraw=True)
+    sites.ask(lambda _, client: client.cancel(withdrawal), sites=names)
 
 
 def expiry_warnings(identity: Identity | None, nodes: Iterable[NodeDescription]) -> list[str]:

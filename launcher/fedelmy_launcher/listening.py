@@ -48,24 +48,28 @@ class Streams:
         self._run = run
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._stopped = threading.Event()
+        self._open: set[SiteName] = set()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stopped.set()
+        for site in list(self._open):
+            self._sites.drop(site)  # a stream that nobody listens to takes a place at the site
 
-    def listen(self, site: SiteName) -> None:
-        """Hear this site, too."""
-        threading.Thread(target=self._listen, args=(site,), name=f"watch {site}", daemon=True).start()
+    def listen(self, site: SiteName, after: int = 0) -> None:
+        """Hear this site, too, from after this event on."""
+        self._open.add(site)
+        threading.Thread(target=self._listen, args=(site, after), name=f"watch {site}", daemon=True).start()
 
     def next(self) -> News:
         """What happened next, anywhere; waits for it."""
         return self._news.get()
 
-    def _listen(self, site: SiteName) -> None:
+    def _listen(self, site: SiteName, after: int) -> None:
         """One site's events: nothing is missed and nothing told twice."""
-        after, ended, is_final = 0, Ended(site), False
+        ended, is_final = Ended(site), False
         try:
             while not self._stopped.is_set():
                 try:
@@ -78,6 +82,8 @@ class Streams:
                         return
                     raise PeerError("E-PEER-UNREACHABLE", f"the node of {site} shuts down")
                 except (PeerError, IdentityError) as error:
+                    if self._stopped.is_set():
+                        return
                     self._sites.drop(site)
                     self._news.put(Lost(site, error))
                     self._stopped.wait(_RETRY_SECONDS)
@@ -87,4 +93,5 @@ class Streams:
             logger.exception("fault while listening to %s", site)
             ended = Ended(site, InternalError("E-INTERNAL", f"listening to {site} met a fault: {error}"))
         finally:
+            self._open.discard(site)
             self._news.put(ended)

@@ -145,14 +145,22 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-IDENTITY-SIGNATURE": Entry(IdentityError, "PERMISSION_DENIED", "Have the operator sign the plan anew with a certificate of this federation."),
     "E-IDENTITY-TLS": Entry(IdentityError, "UNAUTHENTICATED", "Allow TLS 1.3 end to end; a proxy in between must pass it through."),
     # consent
-    "E-CONSENT-OPERATOR": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the operator to `operators` in site.toml."),
+    "E-CONSENT-OPERATOR": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the operator to `operators` under [consent] in site.toml."),
     "E-CONSENT-PEER": Entry(ConsentError, "PERMISSION_DENIED", "The site adds --peer SITE=HOST:PORT, or `peers` in site.toml, and starts again."),
-    "E-CONSENT-ACCEPT": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the sender to `accept_from` in site.toml."),
+    "E-CONSENT-ACCEPT": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the sender to `accept_from` under [consent] in site.toml."),
     "E-CONSENT-EDGE": Entry(ConsentError, "PERMISSION_DENIED", "Only the edges of an accepted plan may be used, by the sites it names."),
+    "E-CONSENT-FEDERATION": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the federation to `federations` under [consent] in site.toml."),
+    "E-CONSENT-MODEL": Entry(ConsentError, "PERMISSION_DENIED", "Choose a model that the site agrees to, or have it add this one to `models` under [consent]."),
+    "E-CONSENT-STRATEGY": Entry(ConsentError, "PERMISSION_DENIED", "Choose a strategy that the site agrees to, or have it add this one to `strategies` under [consent]."),
+    "E-CONSENT-DATA": Entry(ConsentError, "PERMISSION_DENIED", "Leave the class out, or have the site add it to `classes` under [consent]."),
+    "E-CONSENT-LIMIT": Entry(ConsentError, "PERMISSION_DENIED", "Ask for less, or have the site raise its limit under [consent] in site.toml."),
+    "E-CONSENT-APPROVAL": Entry(ConsentError, "FAILED_PRECONDITION", "The site's administrator decides with `fedelmy-node runs approve RUN` or `runs refuse RUN`."),
+    "E-CONSENT-REFUSED": Entry(ConsentError, "PERMISSION_DENIED", "Talk to the site's administrator, then start a new run."),
     # peers
     "E-PEER-UNREACHABLE": Entry(PeerError, "UNAVAILABLE", "Check that the node runs, and that DNS, routes and firewalls let its port through."),
     "E-PEER-CONTRACT": Entry(PeerError, "FAILED_PRECONDITION", "Install versions of fedelmy that speak the same contract on both ends."),
     "E-PEER-PROTOCOL": Entry(PeerError, "INTERNAL", "Check that the port belongs to a fedelmy node and that no proxy answers for it."),
+    "E-PEER-CHAIN": Entry(PeerError, "FAILED_PRECONDITION", "List the sites in federation.toml instead, or have each one name the next with one --peer."),
     "E-PEER-BUSY": Entry(PeerError, "RESOURCE_EXHAUSTED", "Try again later; the node limits what it does at once."),
     # store
     "E-STORE-UNWRITABLE": Entry(StoreError, "FAILED_PRECONDITION", "Give this user write access, or choose another directory with --state."),
@@ -167,6 +175,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-BUNDLE-FORMAT": Entry(BundleError, "INVALID_ARGUMENT", "The sender must write bundles with this software; check its version."),
     "E-BUNDLE-MANIFEST": Entry(BundleError, "INVALID_ARGUMENT", "All sites must build the same model: compare the plan's model and the versions."),
     "E-BUNDLE-NONFINITE": Entry(BundleError, "INVALID_ARGUMENT", "The sender's training diverged: lower the learning rate, look at its losses."),
+    "E-BUNDLE-CHANGE": Entry(BundleError, "INVALID_ARGUMENT", "Ask whoever trained before; the site's `max_change` under [consent] says how much it accepts."),
     # transfers
     "E-TRANSFER-HASH": Entry(TransferError, "DATA_LOSS", "The sender repeats the transfer by itself; if it recurs, check memory and network."),
     "E-TRANSFER-SEQUENCE": Entry(TransferError, "ABORTED", "The sender begins again by itself from the last verified block."),

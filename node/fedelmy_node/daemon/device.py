@@ -30,6 +30,11 @@ class Assignment:
     """Where the step's files go."""
 
     @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.run} {self.step.id}"
+
+    @property
     def key(self) -> tuple[RunId, StepId]:
         return self.run, self.step.id
 

@@ -143,6 +143,8 @@ class Inbox:
             raise RunError("E-RUN-CANCELLED", f"run {offer.run} was cancelled at this site")
         if record.state == RunState.ABORTED:
             raise RunError("E-RUN-ABORTED", record.message)
+        if record.is_unapproved:
+            raise ConsentError("E-CONSENT-APPROVAL", f"run {offer.run} waits for the administrator of this site")
         if len(offer.sha256) != 64:
             raise TransferError("E-TRANSFER-OFFER", "the offer has no sha256")
         check_manifest(offer.manifest, record.prepared.manifest)

@@ -10,35 +10,36 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from fedelmy_node import CONTRACT, __version__
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.site import SiteConfig
+from fedelmy_node.daemon.answers import report_of, with_asking
+from fedelmy_node.daemon.consent import check_listed
+from fedelmy_node.daemon.disclosure import Disclosed, DisclosedEvents
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Cancel, Preparation, check_listed, check_operator, decode_cancel
+from fedelmy_node.daemon.preparation import Cancel, Preparation, check_operator, decode_cancel
 from fedelmy_node.daemon.readiness import tell_supervisor
 from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
-from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
-from fedelmy_node.domain.plan import StepKind, in_order
 from fedelmy_node.domain.reports import (
-    EdgeReport,
     Health,
     NeighbourState,
     NodeDescription,
+    PrepareAnswer,
     PrunedRun,
     ResultModel,
     RunReport,
     RunSummary,
     Signed,
-    StepReport,
 )
-from fedelmy_node.domain.transfer import Block, Offer, Origin, Receipt
+from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, InternalError, RunError, StoreError
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
@@ -46,7 +47,7 @@ from fedelmy_node.rpc.endpoint import Endpoint, LocalEndpoint
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout, StateLock
 from fedelmy_node.store.records import RunRecord
-from fedelmy_node.store.streams import EventStream, StateStream
+from fedelmy_node.store.streams import StateStream
 from fedelmy_node.training.data import parse_source
 
 __all__ = ["Node"]
@@ -72,6 +73,7 @@ class Node:
         self._told: dict[tuple[RunId, SiteName], StateStream[NeighbourState]] = {}
         """The newest stream of each neighbour in each run: one is enough."""
         self._fault: Exception | None = None
+        self._disclosed = Disclosed(config.consent)
         # A running daemon is named first, then a port in use; only then is anything written.
         StateLock.refuse_if_held(self._layout)
         self._endpoint = Endpoint(config.listen, self._identity, config.stall_seconds)
@@ -139,6 +141,9 @@ class Node:
 
     # --- what operators ask -------------------------------------------------------------------------------
 
+    def admit(self, operator: str) -> None:
+        check_listed(self._config.consent, self.site, operator)
+
     def describe(self) -> NodeDescription:
         import platform
 
@@ -163,18 +168,19 @@ class Node:
             raise IdentityError("E-IDENTITY-MISSING", "this node runs without identities (--insecure)")
         return self._identity.take_lists(lists, f"operator {operator}")
 
-    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer:
         operator = check_operator(signed, self._identity, Purpose.PLAN) or operator
-        prepared = self._preparation.accept(signed, operator, check_only=check_only)
+        with self._disclosed.errors():
+            prepared, state = self._preparation.accept(signed, operator, check_only=check_only)
         if not check_only:
             self._executor.prepared(prepared.slice.run)
-        return prepared.report
+        return PrepareAnswer(report=self._disclosed.data(prepared.report), state=state)
 
     def start(self, run: RunId) -> RunState:
         return self._executor.start(run)
 
-    def watch(self, run: RunId, after: int) -> EventStream:
-        return self._journal.follow(run, after)
+    def watch(self, run: RunId, after: int) -> DisclosedEvents:
+        return DisclosedEvents(self._journal.follow(run, after), self._disclosed)
 
     def cancel(self, signed: Signed) -> RunState:
         return self._executor.cancel(self.verified_cancel(signed), signed)
@@ -183,42 +189,15 @@ class Node:
         """What an operator whom this site listens to has signed."""
         operator = check_operator(signed, self._identity, Purpose.CANCEL)
         if operator is not None:
-            check_listed(self._config, self.site, operator)
+            check_listed(self._config.consent, self.site, operator)
         return decode_cancel(signed.payload)
 
     def report(self, run: RunId) -> RunReport:
-        record = self._journal.run(run)
-        plan = record.slice
-        return RunReport(
-            run=run,
-            site=self.site,
-            state=record.state,
-            code=record.code,
-            message=record.message,
-            steps=tuple(
-                StepReport(
-                    step=step.id, kind=step.kind, state=known.state, sha256=known.sha256, size=known.size,
-                    result=known.result, started_at=known.started_at, ended_at=known.ended_at,
-                )
-                for step in plan.steps
-                for known in (record.steps[step.id],)
-            ),
-            edges=tuple(
-                EdgeReport(
-                    edge=edge.id, sender=edge.sender, receiver=edge.receiver, carries=edge.carries,
-                    state=known.state, size=known.size, sha256=known.sha256,
-                )
-                for edge in plan.edges_in + plan.edges_out
-                for known in (record.edges[edge.id],)
-            ),
-            last_event=self._journal.last_event(run),
-            parameters=int(record.prepared.report.get("parameters", 0)),
-            bundle_bytes=int(record.prepared.report.get("bundle_bytes", 0)),
-            federation=plan.federation,
-            neighbours=plan.neighbours,
-            absent=self._executor.absent(run),
-            origin=_origin(record),
-        )  # fmt: skip
+        return self._disclosed.report(self._report(self._journal.run(run)))
+
+    def _report(self, record: RunRecord) -> RunReport:
+        run = record.slice.run
+        return report_of(record, self._journal.last_event(run), self._executor.absent(run))
 
     # --- what neighbours ask ------------------------------------------------------------------------------
 
@@ -272,6 +251,17 @@ class Node:
     def runs(self) -> list[RunSummary]:
         return self._journal.runs()
 
+    def show(self, run: RunId) -> RunReport:
+        """As the operator's report, with everything that is not disclosed, and in words what was asked."""
+        record = self._journal.run(run)
+        return with_asking(self._report(record), record, self._config.consent)
+
+    def approve(self, run: RunId, plan_sha256: str) -> RunState:
+        return self._executor.approve(run, plan_sha256)
+
+    def refuse(self, run: RunId, reason: str) -> RunState:
+        return self._executor.refuse(run, reason)
+
     def model(self, run: RunId | None) -> ResultModel:
         """The result of a run, or of the newest run that has one here."""
         candidates = [run] if run else [known.run for known in self._journal.runs()]
@@ -308,17 +298,6 @@ class Node:
         for run in () if dry_run else (each.run for each in pruned):
             self._executor.prune(run)
         return pruned
-
-
-def _origin(record: RunRecord) -> Origin:
-    """Of the result, or of the last bundle that was made here; and whom this site went around afterwards."""
-    origin = Origin()
-    for step in in_order(record.slice.steps):
-        if step.kind != StepKind.EVALUATE and record.steps[step.id].state == StepState.DONE:
-            origin = record.origin(step)
-    for edge in record.slice.edges_out:
-        origin = origin.joined(Origin(skipped=record.edges[edge.id].origin.skipped))
-    return origin
 
 
 def _site(config: SiteConfig, identity: LiveIdentity | None) -> SiteName:

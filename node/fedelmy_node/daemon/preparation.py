@@ -11,12 +11,13 @@ from pathlib import Path
 from fedelmy_node.bundles.size import model_bytes, tensor_bytes
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.site import SiteConfig
+from fedelmy_node.daemon.consent import check_listed, efforts, refuse, refuse_bundle
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.trainers import OneJob
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName, run_id
-from fedelmy_node.domain.plan import Slice, StepKind
+from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Signed
 from fedelmy_node.durable import remove_tree
 from fedelmy_node.errors import (
@@ -39,7 +40,7 @@ from fedelmy_node.training.job import Job
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import settings_for
 
-__all__ = ["Preparation", "check_operator", "check_listed", "Cancel", "decode_cancel"]
+__all__ = ["Preparation", "check_operator", "Cancel", "decode_cancel"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +61,8 @@ class Preparation:
         self._looking: OneJob | None = None
         self._closed = False
 
-    def accept(self, signed: Signed, operator: str, *, check_only: bool) -> Prepared:
-        """What this site found out about a plan that it takes part in; refusals are raised.
+    def accept(self, signed: Signed, operator: str, *, check_only: bool) -> tuple[Prepared, RunState]:
+        """What this site found out about a plan that it takes part in, and where that leaves it; refusals are raised.
 
         The run is journaled before the next plan is looked at, so that two launchers cannot both make it.
         """
@@ -69,14 +70,16 @@ class Preparation:
         with self._one_at_a_time:
             known = self._journal.find_run(plan.run)
             if known is not None and _stands(known, signed.payload):
-                return known.prepared
+                return known.prepared, known.state
             self._check_consent(plan, operator)
             self._peers.check(plan)
             prepared = self._look(plan, signed, operator)
+            refuse_bundle(plan, self._config.consent, prepared.report.get("bundle_bytes", 0))
             self._check_disk(plan, prepared)
+            state = RunState.PENDING if self._config.consent.require_approval else RunState.PREPARED
             if not check_only:
-                self._journal.add_run(prepared)
-        return prepared
+                self._journal.add_run(prepared, state)
+        return prepared, state
 
     def close(self) -> None:
         """End a look that is under way."""
@@ -87,11 +90,7 @@ class Preparation:
     def _check_consent(self, plan: Slice, operator: str) -> None:
         if plan.site != self._site:
             raise IdentityError("E-IDENTITY-SITE", f"the plan is for site {plan.site}, this is {self._site}")
-        check_listed(self._config, self._site, operator)
-        accepted = self._config.accept_from
-        for edge in plan.edges_in:
-            if accepted is not None and edge.sender not in accepted:
-                raise ConsentError("E-CONSENT-ACCEPT", f"site {self._site} does not accept from {edge.sender}")
+        check_listed(self._config.consent, self._site, operator)
         if self._config.data is None:
             raise DataError(
                 "E-DATA-SOURCE",
@@ -101,6 +100,7 @@ class Preparation:
         parse_source(self._config.data)
         check_model(plan.recipe.model.name)
         settings_for(plan.recipe.strategy)
+        refuse(plan, self._config.consent)
 
     def _look(self, plan: Slice, signed: Signed, operator: str) -> Prepared:
         """Have a trainer build the model on the meta device and open the data."""
@@ -132,21 +132,15 @@ class Preparation:
         the last two and the one being written, each with the model, two moments and the best epoch, and every
         completed pool member.
         """
-        pool = 1 + getattr(settings_for(plan.recipe.strategy), "pool_size", 0)
+        pool = 1 + max((effort.members for effort in efforts(plan)), default=-1)
         bundles = len(plan.edges_in) + len(plan.steps) + 2
-        models = 3 * 4 + pool if any(step.kind == StepKind.TRAIN for step in plan.steps) else 0
+        models = 3 * 4 + pool if pool else 0
         if self._config.keep_pool:
             models += pool
         need = tensor_bytes(prepared.manifest) * bundles + model_bytes(prepared.manifest) * models
         free = self._layout.free_bytes()
         if free < need:
             raise StoreError("E-STORE-DISK", f"the run needs about {need} bytes, the disk has {free} left")
-
-
-def check_listed(config: SiteConfig, site: SiteName, operator: str) -> None:
-    """Refuse an operator whom the site does not list; a site that lists none takes any of the federation."""
-    if config.operators is not None and operator not in config.operators:
-        raise ConsentError("E-CONSENT-OPERATOR", f"site {site} does nothing for operator {operator}")
 
 
 def check_operator(signed: Signed, identity: LiveIdentity | None, purpose: Purpose) -> str | None:
@@ -180,6 +174,8 @@ def decode_cancel(payload: bytes) -> Cancel:
 
 def _stands(known: RunRecord, payload: bytes) -> bool:
     """Whether a run that was accepted before is this very one; a plan can only replace one that never began."""
+    if known.code == "E-CONSENT-REFUSED" and known.prepared.payload == payload:
+        raise ConsentError("E-CONSENT-REFUSED", known.message)  # a person has decided; only another plan is looked at
     if known.state in (RunState.EXPIRED, RunState.CANCELLED) and not known.has_begun:
         return False
     if known.prepared.payload != payload:

@@ -92,6 +92,7 @@ class Workspace:
             device=self._config.device,
             output=self._layout.output(plan.run, step.id) if trains else None,
             keep_pool=directory / "pool" if trains and self._config.keep_pool else None,
+            max_change=self._config.consent.max_change,
             checkpoints=self._layout.checkpoints(plan.run, step.id) if trains else None,
         )
         return Assignment(run=plan.run, step=step, job=job, directory=directory)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import grpc
 
@@ -13,6 +13,7 @@ from fedelmy_node.domain.reports import (
     Health,
     NeighbourState,
     NodeDescription,
+    PrepareAnswer,
     PrunedRun,
     ResultModel,
     RunReport,
@@ -56,12 +57,12 @@ class OperatorClient:
             reply = self._stub.Describe(control_pb2.DescribeRequest(), timeout=_ANSWER_SECONDS)
         return convert.description_from_pb(reply)
 
-    def prepare(self, signed: Signed, *, check_only: bool = False) -> Mapping[str, Any]:
+    def prepare(self, signed: Signed, *, check_only: bool = False) -> PrepareAnswer:
         """Ask the site whether it would take its part; it may take long to look at its data."""
         request = control_pb2.PrepareRequest(slice=convert.signed_to_pb(signed), check_only=check_only)
         with map_errors(self._name):
             reply = self._stub.Prepare(request)
-        return convert.read_object(reply.report)
+        return convert.answer_from_pb(reply)
 
     def start(self, run: RunId) -> RunState:
         with map_errors(self._name):
@@ -155,6 +156,16 @@ class AdminClient:
     def report(self, run: RunId) -> RunReport:
         with map_errors("the daemon"):
             return convert.report_from_pb(self._stub.Show(control_pb2.ReportRequest(run=run), timeout=_ANSWER_SECONDS))
+
+    def approve(self, run: RunId, plan_sha256: str) -> RunState:
+        request = admin_pb2.ApproveRequest(run=run, plan_sha256=plan_sha256)
+        with map_errors("the daemon"):
+            return RunState(self._stub.Approve(request, timeout=_ANSWER_SECONDS).state)
+
+    def refuse(self, run: RunId, reason: str) -> RunState:
+        request = admin_pb2.RefuseRequest(run=run, reason=reason)
+        with map_errors("the daemon"):
+            return RunState(self._stub.Refuse(request, timeout=_ANSWER_SECONDS).state)
 
     def model(self, run: RunId | None) -> ResultModel:
         with map_errors("the daemon"):

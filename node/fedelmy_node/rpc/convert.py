@@ -18,6 +18,7 @@ from fedelmy_node.domain.reports import (
     Health,
     NeighbourState,
     NodeDescription,
+    PrepareAnswer,
     ResultModel,
     RunReport,
     RunSummary,
@@ -33,7 +34,7 @@ __all__ = [
     "event_to_pb", "event_from_pb", "report_to_pb", "report_from_pb", "offer_to_pb", "offer_from_pb",
     "receipt_to_pb", "receipt_from_pb", "health_to_pb", "health_from_pb", "summaries_to_pb",
     "summaries_from_pb", "origin_to_pb", "origin_from_pb", "neighbour_state_to_pb", "neighbour_state_from_pb",
-    "model_to_pb", "model_from_pb", "read_object",
+    "model_to_pb", "model_from_pb", "answer_from_pb", "read_object",
 ]  # fmt: skip
 
 
@@ -59,6 +60,10 @@ def signed_to_pb(signed: Signed) -> control_pb2.Signed:
 
 def signed_from_pb(message: control_pb2.Signed) -> Signed:
     return Signed(payload=message.payload, signature=message.signature, certificate=message.certificate)
+
+
+def answer_from_pb(message: control_pb2.PrepareReply) -> PrepareAnswer:
+    return PrepareAnswer(report=read_object(message.report), state=_state(message.state))
 
 
 def summaries_to_pb(runs: Iterable[RunSummary]) -> list[control_pb2.RunSummary]:
@@ -137,7 +142,8 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
         run=report.run, site=report.site, state=report.state, code=report.code, message=report.message,
         steps=steps, edges=edges, last_event=report.last_event, parameters=report.parameters,
         bundle_bytes=report.bundle_bytes, federation=report.federation, absent=absent,
-        origin=origin_to_pb(report.origin),
+        origin=origin_to_pb(report.origin), operator=report.operator, plan_sha256=report.plan_sha256,
+        asked=report.asked,
         neighbours=[control_pb2.Neighbour(site=n.site, address=n.address) for n in report.neighbours],
     )  # fmt: skip
 
@@ -169,7 +175,8 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
         message=message.message, steps=steps, edges=edges, last_event=message.last_event,
         parameters=message.parameters, bundle_bytes=message.bundle_bytes, federation=message.federation,
         neighbours=tuple(Neighbour(site=SiteName(n.site), address=Address(n.address)) for n in message.neighbours),
-        absent=absent, origin=origin_from_pb(message.origin),
+        absent=absent, origin=origin_from_pb(message.origin), operator=message.operator,
+        plan_sha256=message.plan_sha256, asked=tuple(message.asked),
     )  # fmt: skip
 
 

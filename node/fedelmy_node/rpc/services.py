@@ -20,6 +20,7 @@ from fedelmy_node.domain.reports import (
     Health,
     NeighbourState,
     NodeDescription,
+    PrepareAnswer,
     PrunedRun,
     ResultModel,
     RunReport,
@@ -79,8 +80,11 @@ class Stream(Protocol[T_co]):
 class ControlHandler(Protocol):
     """What an operator may ask."""
 
+    def admit(self, operator: str) -> None:
+        """Whether this site answers this operator at all; asked before everything else."""
+
     def describe(self) -> NodeDescription: ...
-    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]: ...
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer: ...
     def start(self, run: RunId) -> RunState: ...
     def watch(self, run: RunId, after: int) -> Stream[Event]: ...
     def cancel(self, signed: Signed) -> RunState: ...
@@ -108,7 +112,9 @@ class AdminHandler(Protocol):
 
     def health(self) -> Health: ...
     def runs(self) -> list[RunSummary]: ...
-    def report(self, run: RunId) -> RunReport: ...
+    def show(self, run: RunId) -> RunReport: ...
+    def approve(self, run: RunId, plan_sha256: str) -> RunState: ...
+    def refuse(self, run: RunId, reason: str) -> RunState: ...
     def model(self, run: RunId | None) -> ResultModel: ...
     def prune(self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]: ...
 
@@ -118,28 +124,32 @@ class _Control(control_pb2_grpc.ControlServicer):
         self._handler = handler
 
     def Describe(self, request: control_pb2.DescribeRequest, context: Context) -> control_pb2.DescribeReply:
-        return convert.description_to_pb(self._handler.describe())
+        return convert.description_to_pb(self._admitted(context).describe())
 
     def Prepare(self, request: control_pb2.PrepareRequest, context: Context) -> control_pb2.PrepareReply:
         signed, operator = convert.signed_from_pb(request.slice), caller(context).name
-        report = self._handler.prepare(signed, operator, check_only=request.check_only)
-        return control_pb2.PrepareReply(report=canonical_json(report))
+        answer = self._admitted(context).prepare(signed, operator, check_only=request.check_only)
+        return control_pb2.PrepareReply(report=canonical_json(answer.report), state=answer.state)
 
     def Start(self, request: control_pb2.StartRequest, context: Context) -> control_pb2.StartReply:
-        return control_pb2.StartReply(state=self._handler.start(RunId(request.run)))
+        return control_pb2.StartReply(state=self._admitted(context).start(RunId(request.run)))
 
     def Watch(self, request: control_pb2.WatchRequest, context: Context) -> Iterator[control_pb2.Event]:
-        stream = self._handler.watch(RunId(request.run), request.after)
+        stream = self._admitted(context).watch(RunId(request.run), request.after)
         if context.add_callback(stream.close):
             for event in stream:
                 recheck(context)  # a run may outlast the certificate of whoever watches it
                 yield convert.event_to_pb(event)
 
     def Cancel(self, request: control_pb2.CancelRequest, context: Context) -> control_pb2.CancelReply:
-        return control_pb2.CancelReply(state=self._handler.cancel(convert.signed_from_pb(request.cancel)))
+        return control_pb2.CancelReply(state=self._admitted(context).cancel(convert.signed_from_pb(request.cancel)))
 
     def Report(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
-        return convert.report_to_pb(self._handler.report(RunId(request.run)))
+        return convert.report_to_pb(self._admitted(context).report(RunId(request.run)))
+
+    def _admitted(self, context: Context) -> ControlHandler:
+        self._handler.admit(caller(context).name)
+        return self._handler
 
     def Revoke(self, request: control_pb2.RevokeRequest, context: Context) -> control_pb2.RevokeReply:
         if len(request.list) > LIST_BYTES:
@@ -219,7 +229,13 @@ class _Admin(admin_pb2_grpc.AdminServicer):
         return admin_pb2.RunsReply(runs=convert.summaries_to_pb(self._handler.runs()))
 
     def Show(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
-        return convert.report_to_pb(self._handler.report(RunId(request.run)))
+        return convert.report_to_pb(self._handler.show(RunId(request.run)))
+
+    def Approve(self, request: admin_pb2.ApproveRequest, context: Context) -> admin_pb2.ApproveReply:
+        return admin_pb2.ApproveReply(state=self._handler.approve(RunId(request.run), request.plan_sha256))
+
+    def Refuse(self, request: admin_pb2.RefuseRequest, context: Context) -> admin_pb2.RefuseReply:
+        return admin_pb2.RefuseReply(state=self._handler.refuse(RunId(request.run), request.reason))
 
     def Model(self, request: admin_pb2.ModelRequest, context: Context) -> admin_pb2.ModelReply:
         return convert.model_to_pb(self._handler.model(RunId(request.run) if request.run else None))

@@ -73,8 +73,8 @@ class Journal:
 
     # --- runs -------------------------------------------------------------------------------------------
 
-    def add_run(self, prepared: Prepared) -> None:
-        """A plan was accepted: the run, its steps and its edges now exist, and none has begun."""
+    def add_run(self, prepared: Prepared, state: RunState = RunState.PREPARED) -> None:
+        """A plan was accepted, or is pending: the run, its steps and its edges now exist, and none has begun."""
         plan = prepared.slice
         with self._change():
             known = self._db.execute("SELECT state FROM runs WHERE run = ?", (plan.run,)).fetchone()
@@ -88,7 +88,7 @@ class Journal:
                 " (run, federation, state, prepared, signature, certificate, operator, manifest, report, changed_at)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    plan.run, plan.federation, RunState.PREPARED.value, prepared.payload, prepared.signature,
+                    plan.run, plan.federation, state.value, prepared.payload, prepared.signature,
                     prepared.certificate, prepared.operator, canonical_json(prepared.manifest),
                     canonical_json(prepared.report), time.time(),
                 ),
@@ -101,7 +101,7 @@ class Journal:
                 "INSERT INTO edges (run, edge, state) VALUES (?, ?, ?)",
                 [(plan.run, w.id, EdgeState.WAITING.value) for w in plan.edges_in + plan.edges_out + plan.shortcuts],
             )
-            self._event(plan.run, None, EventKind.RUN, {"state": RunState.PREPARED})
+            self._event(plan.run, None, EventKind.RUN, {"state": state})
 
     def run(self, run: RunId) -> RunRecord:
         """Everything about a run; E-RUN-UNKNOWN if this node has never accepted it."""
@@ -135,13 +135,13 @@ class Journal:
         except RunError:
             return None
 
-    def runs(self, state: RunState | None = None) -> list[RunSummary]:
-        """Every run (in this state), newest first."""
+    def runs(self, *states: RunState) -> list[RunSummary]:
+        """Every run (in one of these states), newest first."""
+        chosen = f" WHERE state IN ({', '.join('?' * len(states))})" if states else ""
         with self._lock:
             rows = self._db.execute(
-                "SELECT run, federation, state, changed_at FROM runs WHERE ?1 IS NULL OR state = ?1"
-                " ORDER BY changed_at DESC",
-                (state,),
+                f"SELECT run, federation, state, changed_at FROM runs{chosen} ORDER BY changed_at DESC",  # noqa: S608
+                states,
             ).fetchall()
         return [
             RunSummary(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -38,6 +39,11 @@ class Prepared:
     """The tensors that a bundle of this run must have."""
     report: Mapping[str, Any]
     """Counts of samples and classes, versions, size of the model."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the plan: what an administrator saw is what is approved."""
+        return hashlib.sha256(self.payload).hexdigest()
 
     @classmethod
     def from_row(cls, row: sqlite3.Row) -> Self:
@@ -119,6 +125,11 @@ class RunRecord:
     def summary(self) -> RunSummary:
         plan = self.slice
         return RunSummary(run=plan.run, state=self.state, federation=plan.federation, changed_at=self.changed_at)
+
+    @property
+    def is_unapproved(self) -> bool:
+        """Whether this site's administrator has not agreed: then nothing begins, whatever comes."""
+        return self.state == RunState.PENDING or self.code == "E-CONSENT-APPROVAL"
 
     @property
     def has_received(self) -> bool:
