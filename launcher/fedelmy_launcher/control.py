@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from fedelmy_launcher.plans import signed_cancel, signed_slices
+from fedelmy_launcher.plans import new_plan_id, signed_cancel, signed_slices
 from fedelmy_node import CONTRACT
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.federation import Absence, Federation
@@ -131,9 +131,15 @@ class Sites:
     ) -> tuple[dict[SiteName, RunReport], list[Refusal]]:
         return self.ask(lambda _, client: client.report(run), sites)
 
-    def cancel(self, run: RunId, reason: str) -> tuple[dict[SiteName, RunState], list[Refusal]]:
-        signed = signed_cancel(run, reason, self.identity)
-        return self.ask(lambda _, client: client.cancel(signed))
+    def cancel(
+        self, run: RunId, reason: str, reports: Mapping[SiteName, RunReport]
+    ) -> tuple[dict[SiteName, RunState], list[Refusal]]:
+        """End the plan that each site reports; a site that reports none is told what the first one is."""
+        plans = {site: report.plan_id for site, report in reports.items()}
+        words = {plan: signed_cancel(run, plan, reason, self.identity) for plan in {*plans.values()}}
+        first = next(iter(plans.values()), "")
+        words.setdefault(first, signed_cancel(run, first, reason, self.identity))
+        return self.ask(lambda site, client: client.cancel(words[plans.get(site, first)]))
 
     def prepare(self, plan: Plan, *, check_only: bool) -> tuple[dict[SiteName, Mapping[str, Any]], list[Refusal]]:
         """Ask every site whether it would take its part; with `check_only` it then forgets the question."""
@@ -153,12 +159,13 @@ def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
             raise type(problem)(problem.code, problem.message, hint=hint)
         raise problem
     known, unknown = sites.reports(plan.run)
+    plan = replace(plan, plan_id=_plan_id(known.values()))
     is_new = all(report.state in (RunState.CANCELLED, RunState.EXPIRED) for report in known.values())
     is_new &= all(refusal.error.code == "E-RUN-UNKNOWN" for refusal in unknown)
     reports, refusals = sites.prepare(plan, check_only=False)
     if refusals:
         if is_new:  # a run that exists is never ended by an attempt to follow it
-            withdrawal = signed_cancel(plan.run, "another site refused", sites.identity, withdraw=True)
+            withdrawal = signed_cancel(plan.run, plan.plan_id, "another site refused", sites.identity, withdraw=True)
             sites.ask(lambda _, client: client.cancel(withdrawal), sites=list(reports))
         raise refused(refusals)
     states, unheard = sites.reports(plan.run)
@@ -168,6 +175,13 @@ def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
     if unheard or problems:
         raise refused(unheard or problems)
     return reports
+
+
+def _plan_id(reports: Iterable[RunReport]) -> str:
+    """Of the plan that the run has where it is alive or done; a run that is made anew gets a new one."""
+    again = (RunState.CANCELLED, RunState.EXPIRED)
+    found = next((report.plan_id for report in reports if report.state not in again), None)
+    return new_plan_id() if found is None else found
 
 
 def refused(refusals: list[Refusal]) -> FedelmyError:

@@ -38,7 +38,7 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 
 def snapshot(root: Path) -> dict[str, str]:
     """Every file under `root` that holds something, with its digest; a daemon's live files are left out."""
-    live = {"journal.db-wal", "journal.db-shm", "admin.sock"}
+    live = {"journal.db-wal", "journal.db-shm", "admin.sock", "audit.jsonl", "audit.head"}  # refusals are written down
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(root.rglob("*"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fedelmy_node.cli.audit import record_locally
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.cli.options import json_option, state_option
 from fedelmy_node.config.site import default_state
@@ -51,6 +52,7 @@ def init(site: str | None, operator: str | None, state: Path, out: Path | None, 
         raise click.UsageError("Give either --site NAME or --operator NAME.")
     directory = Layout(state).identity
     keystore.init(directory, site or operator or "", "site" if site else "operator")
+    record_locally(state, "identity-made", name=site or operator or "")
     request = keystore.pending(directory)
     if out is not None:
         write_durably(out, read_file(request.path), 0o644)
@@ -100,6 +102,7 @@ def install(file: Path, state: Path, as_json: bool) -> None:
 
     directory = Layout(state).identity
     installed = keystore.install(directory, file)
+    record_locally(state, "identity-installed", subject=str(installed.subject), fingerprint=installed.fingerprint)
     following = f"start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH{_named(state)}`"
     if installed.subject.role == "operator":
         following = f"use it with `fedelmy-launch run --identity {directory}`"

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from fedelmy_node import CONTRACT, __version__
@@ -21,6 +22,7 @@ from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.preparation import Cancel, Preparation, check_listed, check_operator, decode_cancel
 from fedelmy_node.daemon.readiness import tell_supervisor
+from fedelmy_node.daemon.refusals import Refusals
 from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState, StepState
@@ -43,6 +45,8 @@ from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, Intern
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
 from fedelmy_node.rpc.endpoint import Endpoint, LocalEndpoint
+from fedelmy_node.rpc.guard import calling
+from fedelmy_node.store.audit import Act, AuditLog
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout, StateLock
 from fedelmy_node.store.records import RunRecord
@@ -74,25 +78,29 @@ class Node:
         self._fault: Exception | None = None
         # A running daemon is named first, then a port in use; only then is anything written.
         StateLock.refuse_if_held(self._layout)
-        self._endpoint = Endpoint(config.listen, self._identity)
+        self._audit = AuditLog(config.state)
+        self._refusals = Refusals(self._audit.note)
+        self._endpoint = Endpoint(config.listen, self._identity, self._refusals)
         self.address = self._endpoint.address
         self._layout.create()
         self._lock = StateLock(self._layout)
         self._journal = Journal(self._layout.journal, self.site)
         self._peers = Peers(config, self.site, self._identity)
         self._workspace = Workspace(config, self._layout)
-        self._executor = Executor(config, self._workspace, self._journal, self._peers, self)
-        self._inbox = Inbox(self._journal, self._layout, self._executor.received)
+        self._executor = Executor(config, self._workspace, self._journal, self._peers, self, self._record)
+        self._inbox = Inbox(self._journal, self._layout, self._executor.received, self._record)
         self._preparation = Preparation(config, self._layout, self.site, self._workspace, self._journal, self._peers)
 
     # --- life ---------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Answer until `stop`; then let calls end, end the trainers, and return. A fault is raised at the end."""
+        head = self._audit.record(Act(act="node-started", who=f"site/{self.site}", facts={"version": __version__}))
+        logger.info("the audit log begins anew after line %d, hash %s", head.seq, head.sha256)
         local = LocalEndpoint(self._layout.socket, self)
         self._executor.open()
         self._endpoint.open(self, self, self)
-        logger.info("listens on %s, state in %s", self.address, self._layout.root)
+        logger.info("listens on %s", self.address)
         self._warn_about_data()
         tell_supervisor(f"READY=1\nSTATUS=site {self.site} listens on {self.address}\nX_FEDELMY_ADDRESS={self.address}")
         self.ready.set()
@@ -105,6 +113,8 @@ class Node:
         local.close()
         self._executor.close()
         self._inbox.close()
+        self._refusals.close()
+        self._audit.note(Act(act="node-stopped", who=f"site/{self.site}"))
         self._journal.close()
         self._lock.release()
         if isinstance(self._fault, StoreError):
@@ -122,7 +132,14 @@ class Node:
             return
         path = parse_source(self._config.data).path
         if path is not None and not path.exists():
-            logger.warning("%s does not exist: every run will be refused (E-DATA-MISSING)", path)
+            message = "the data do not exist: every run will be refused (E-DATA-MISSING)"
+            logger.warning(message, extra={"private": str(path)})
+
+    def _record(self, act: Act) -> None:
+        """Write an act down before it is done; of a call that is being answered, also who makes it from where."""
+        call = calling()
+        who, origin = act.who or call.who or f"site/{self.site}", act.origin or call.origin
+        self._audit.record(replace(act, who=who, origin=origin))
 
     def run_ended(self, run: RunId) -> None:
         """The executor says that a run is over here, or forgotten."""
@@ -158,26 +175,40 @@ class Node:
 
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
         operator = check_operator(signed, self._identity, Purpose.PLAN) or operator
-        prepared = self._preparation.accept(signed, operator, check_only=check_only)
+        prepared = self._preparation.accept(signed, operator, check_only=check_only, record=self._record)
         if not check_only:
             self._executor.prepared(prepared.slice.run)
         return prepared.report
 
     def start(self, run: RunId) -> RunState:
+        known = self._journal.find_run(run)
+        if known is not None and known.state in (RunState.PREPARED, RunState.FAILED):
+            self._record(Act(act="run-started", run=run))
         return self._executor.start(run)
 
     def watch(self, run: RunId, after: int) -> EventStream:
         return self._journal.follow(run, after)
 
     def cancel(self, signed: Signed) -> RunState:
-        return self._executor.cancel(self.verified_cancel(signed), signed)
+        cancel = self.verified_cancel(signed)
+        known = self._journal.find_run(cancel.run)
+        if known is not None and not known.state.is_over and cancel.plan_id == known.slice.plan_id:
+            act = "run-withdrawn" if cancel.withdraw else "run-cancelled"
+            facts = {"reason": cancel.reason, "operator": cancel.operator}
+            try:
+                self._record(Act(act=act, run=cancel.run, facts=facts))
+            except StoreError as error:  # ending a run is never refused because of a disk
+                logger.error(
+                    "a cancel cannot be audited: %s", error, extra={"run": cancel.run, "private": error.private}
+                )
+        return self._executor.cancel(cancel, signed)
 
     def verified_cancel(self, signed: Signed) -> Cancel:
         """What an operator whom this site listens to has signed."""
         operator = check_operator(signed, self._identity, Purpose.CANCEL)
         if operator is not None:
             check_listed(self._config, self.site, operator)
-        return decode_cancel(signed.payload)
+        return decode_cancel(signed.payload, operator or "")
 
     def report(self, run: RunId) -> RunReport:
         record = self._journal.run(run)
@@ -211,6 +242,7 @@ class Node:
             neighbours=plan.neighbours,
             absent=self._executor.absent(run),
             origin=_origin(record),
+            plan_id=plan.plan_id,
         )  # fmt: skip
 
     # --- what neighbours ask ------------------------------------------------------------------------------
@@ -296,8 +328,9 @@ class Node:
             PrunedRun(run=summary.run, state=summary.state, size=self._workspace.size(summary.run))
             for summary in chosen
         )
-        for run in () if dry_run else (each.run for each in pruned):
-            self._executor.prune(run)
+        for each in () if dry_run else pruned:
+            self._record(Act(act="run-pruned", run=each.run, facts={"state": each.state.value, "bytes": each.size}))
+            self._executor.prune(each.run)
         return pruned
 
 

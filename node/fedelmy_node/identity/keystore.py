@@ -184,7 +184,7 @@ class LiveIdentity:
         try:
             self._identity = load(self._directory)
         except FedelmyError as error:
-            _log.error("renewed certificate not used: %s", error)
+            _log.error("renewed certificate not used: %s", error.code, extra={"private": error.whole})
         else:
             _log.info("renewed certificate in use, valid until %s", self._identity.not_after.isoformat())
 

@@ -24,6 +24,7 @@ from fedelmy_node.domain.reports import (
     Signed,
     StepReport,
 )
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Offer, Origin, Receipt, Skip
 from fedelmy_node.errors import PeerError, TransferError
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
@@ -138,6 +139,7 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
         bundle_bytes=report.bundle_bytes, federation=report.federation, absent=absent,
         origin=origin_to_pb(report.origin),
         neighbours=[control_pb2.Neighbour(site=n.site, address=n.address) for n in report.neighbours],
+        plan_id=report.plan_id,
     )  # fmt: skip
 
 
@@ -168,7 +170,7 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
         message=message.message, steps=steps, edges=edges, last_event=message.last_event,
         parameters=message.parameters, bundle_bytes=message.bundle_bytes, federation=message.federation,
         neighbours=tuple(Neighbour(site=SiteName(n.site), address=Address(n.address)) for n in message.neighbours),
-        absent=absent, origin=origin_from_pb(message.origin),
+        absent=absent, origin=origin_from_pb(message.origin), plan_id=clean(message.plan_id, 64),
     )  # fmt: skip
 
 

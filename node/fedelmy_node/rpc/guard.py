@@ -20,12 +20,24 @@ from weakref import WeakKeyDictionary
 import grpc
 from cryptography import x509
 
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
 from fedelmy_node.identity.certificates import Subject, check_dates, parse_certificates, read_subject
 from fedelmy_node.rpc.faults import abort
 from fedelmy_node.rpc.settings import CLAIM_KEY
 
-__all__ = ["Rule", "Guard", "LocalGuard", "caller", "recheck"]
+__all__ = [
+    "Rule",
+    "Refusal",
+    "Guard",
+    "LocalGuard",
+    "Calling",
+    "calling",
+    "concern",
+    "log_refusal",
+    "caller",
+    "recheck",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +57,54 @@ class Rule:
     """Roles that may call it."""
     budget: str
     """What it is counted against while it runs."""
+
+
+@dataclass(slots=True)
+class Calling:
+    """The call that a thread answers: who makes it from where, and what it is about as far as that is known."""
+
+    who: str = ""
+    """site/NAME, operator/NAME, administrator; nobody, if it was not let in."""
+    origin: str = ""
+    """The network address; `local` on the Unix socket."""
+    run: str = ""
+    edge: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A call that was answered with an error. Texts may come from the caller as they are."""
+
+    calling: Calling
+    method: str
+    error: FedelmyError
+
+
+_answered = threading.local()
+
+
+def calling() -> Calling:
+    """The call that this thread answers; empty if it answers none."""
+    found: Calling = getattr(_answered, "calling", None) or Calling()
+    return found
+
+
+def concern(run: str, edge: str = "") -> None:
+    """A handler says what the call is about."""
+    found = calling()
+    found.run, found.edge = run, edge
+
+
+def log_refusal(refusal: Refusal) -> None:
+    """One line per refusal."""
+    call, error = refusal.calling, refusal.error
+    # Launchers ask whether a run is known before they make it: no news for a log.
+    level = logging.DEBUG if error.code == "E-RUN-UNKNOWN" else logging.INFO
+    extra = {"private": error.private, "run": clean(error.about or call.run, 100)}
+    answer = clean(str(error), 400)
+    _log.log(
+        level, "%s called %s from %s, answered with %s", call.who, refusal.method, call.origin, answer, extra=extra
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +139,13 @@ class Guard(grpc.ServerInterceptor):
     """For the network: rules, identities, budgets, errors."""
 
     def __init__(
-        self, rules: Mapping[str, Rule], budgets: Mapping[str, int], *, secure: bool, vet: Vet | None = None
+        self,
+        rules: Mapping[str, Rule],
+        budgets: Mapping[str, int],
+        *,
+        secure: bool,
+        vet: Vet | None = None,
+        on_refusal: Callable[[Refusal], None] = log_refusal,
     ) -> None:
         unknown = {rule.budget for rule in rules.values()} - set(budgets)
         assert not unknown, f"rules with unknown budgets: {unknown}"
@@ -87,6 +153,7 @@ class Guard(grpc.ServerInterceptor):
         self._budgets = {name: threading.BoundedSemaphore(size) for name, size in budgets.items()}
         self._secure = secure
         self._vet = vet
+        self._on_refusal = on_refusal
         self.workers: Final = sum(budgets.values()) + _REFUSING_THREADS
         """How many threads a server needs so that every call within the budgets runs at once."""
 
@@ -97,15 +164,17 @@ class Guard(grpc.ServerInterceptor):
         if handler is None:
             return None  # grpc answers UNIMPLEMENTED
         if rule is None:
-            _log.error("call of %s refused: the method is served, but has no rule", method)
+            error = PeerError("E-PEER-CONTRACT", f"{method} is served, but has no rule")
+            self._on_refusal(Refusal(calling=Calling("nobody"), method=method, error=error))
             return None
         return _wrap(handler, lambda context: self._around(method, rule, context))
 
     @contextmanager
     def _around(self, method: str, rule: Rule, context: grpc.ServicerContext) -> Iterator[None]:
-        with _errors_answered(method, context):
+        with _errors_answered(method, context, self._on_refusal):
             admission = self._admit(method, rule, context)
             _admissions[context] = admission
+            calling().who = str(admission.subject)
             with self._budget(rule.budget):
                 yield
 
@@ -137,7 +206,7 @@ class LocalGuard(grpc.ServerInterceptor):
     def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
         method: str = handler_call_details.method
         handler = continuation(handler_call_details)
-        return handler and _wrap(handler, lambda context: _errors_answered(method, context))
+        return handler and _wrap(handler, lambda context: _errors_answered(method, context, log_refusal))
 
 
 def _by_certificate(context: grpc.ServicerContext, vet: Vet | None) -> Subject:
@@ -172,24 +241,26 @@ def _by_claim(context: grpc.ServicerContext) -> Subject:
 
 
 @contextmanager
-def _errors_answered(method: str, context: grpc.ServicerContext) -> Iterator[None]:
+def _errors_answered(
+    method: str, context: grpc.ServicerContext, on_refusal: Callable[[Refusal], None]
+) -> Iterator[None]:
     """The process boundary: every exception becomes an answer, and only surprises are logged whole."""
+    is_local = context.peer().startswith("unix:")
+    call = Calling("administrator", "local") if is_local else Calling("nobody", context.peer())
+    _answered.calling = call
     try:
         yield
     except FedelmyError as error:
-        admission = _admissions.get(context)
-        nobody = "the administrator" if context.peer().startswith("unix:") else "a caller who was not let in"
-        who = admission.subject if admission else nobody
-        # Launchers ask whether a run is known before they make it: no news for a log.
-        level = logging.DEBUG if error.code == "E-RUN-UNKNOWN" else logging.INFO
-        _log.log(level, "%s called %s from %s, answered with %s", who, method, context.peer(), error)
-        abort(context, error)
+        on_refusal(Refusal(calling=call, method=method, error=error))
+        abort(context, error, local=is_local)
     except grpc.RpcError:
         if context.is_active():  # then it is not the caller's stream that broke, but a call of ours
             _answer_fault(method, context)
         raise
     except Exception:  # noqa: BLE001 -- the boundary
         _answer_fault(method, context)
+    finally:
+        _answered.calling = None
 
 
 def _answer_fault(method: str, context: grpc.ServicerContext) -> None:

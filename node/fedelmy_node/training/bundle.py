@@ -80,7 +80,7 @@ def read_bundle(path: Path) -> dict[str, dict[str, Tensor]]:
             group, _, tensor = name.partition("/")
             groups[group][tensor] = tensors[name]
     except (SafetensorError, KeyError) as error:
-        raise BundleError("E-BUNDLE-FORMAT", f"not a bundle: {type(error).__name__} {error}") from error
+        raise BundleError("E-BUNDLE-FORMAT", f"not a bundle: {type(error).__name__}", private=str(error)) from error
     return groups
 
 
