@@ -177,6 +177,8 @@ class AuditLog:
         if not newline:  # nothing is whole here: the chain's last line is in the file before
             aside = audit_files(self._root)[:-1]
             whole = aside[-1].read_bytes()[-_TAIL_BYTES:].rstrip(b"\n") if aside else b""
+        if (found := read_line(torn)) is not None:  # only its newline is missing
+            return _End(Head(found["seq"], line_hash(torn)), torn)
         lines = whole.split(b"\n") if whole else []
         for place, line in enumerate(reversed(lines)):
             if (found := read_line(line)) is not None:
