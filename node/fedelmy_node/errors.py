@@ -135,10 +135,10 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     # data
     "E-DATA-MISSING": Entry(DataError, "FAILED_PRECONDITION", "Check the path after --data, and that this user may read it."),
     "E-DATA-EMPTY": Entry(DataError, "FAILED_PRECONDITION", "Put samples there, or point --data somewhere else."),
-    "E-DATA-CLASS": Entry(DataError, "FAILED_PRECONDITION", "Rename or remove the class, or have the operator add it to the federation's classes."),
-    "E-DATA-UNREADABLE": Entry(DataError, "FAILED_PRECONDITION", "Repair or remove the file, or set unreadable = \"skip\" under [data] in site.toml."),
+    "E-DATA-CLASS": Entry(DataError, "FAILED_PRECONDITION", "Rename or remove the class (details.log at the site names it), or have the operator add it to the federation's classes."),
+    "E-DATA-UNREADABLE": Entry(DataError, "FAILED_PRECONDITION", "Repair or remove the file (details.log at the site names it), or set unreadable = \"skip\" under [data] in site.toml."),
     "E-DATA-SOURCE": Entry(DataError, "INVALID_ARGUMENT", "Write --data as KIND or KIND:PATH; docs/data.md lists the kinds."),
-    "E-DATA-FORMAT": Entry(DataError, "FAILED_PRECONDITION", "Compare the file with its description in docs/data.md."),
+    "E-DATA-FORMAT": Entry(DataError, "FAILED_PRECONDITION", "Compare the file (details.log at the site names it) with its description in docs/data.md."),
     "E-DATA-INDICES": Entry(DataError, "FAILED_PRECONDITION", "Write the indices file anew with `fedelmy-launch partition` for this very data."),
     # identity
     "E-IDENTITY-MISSING": Entry(IdentityError, "FAILED_PRECONDITION", "Run `fedelmy-node identity init`, have the request signed, then `fedelmy-node identity install`."),

@@ -99,11 +99,9 @@ def show_log(since: str | None, acts: tuple[str, ...], run: str | None, state: P
 
 
 def record_locally(state: Path, act: str, **facts: str | int) -> None:
-    """For commands that need no daemon: write an administrator's act down, before it is done."""
+    """For commands that need no daemon: write an administrator's act down."""
     from fedelmy_node.store.audit import Act, AuditLog
-    from fedelmy_node.store.layout import Layout
 
-    Layout(state).create()
     AuditLog(state).record(Act(act=act, who="administrator", facts=facts))
 
 

@@ -65,7 +65,8 @@ def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
     except SafetensorError as error:
         # It wraps what the system said; a full disk must stay recognisable.
         full = "os error 28" in str(error) or "os error 122" in str(error)
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
+        code = errno.ENOSPC if full else errno.EIO
+        raise OSError(code, os.strerror(code)) from error
 
 
 def read_bundle(path: Path) -> dict[str, dict[str, Tensor]]:
