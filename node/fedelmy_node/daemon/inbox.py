@@ -52,6 +52,8 @@ class Inbox:
         if known is None:
             raise RunError("E-RUN-UNKNOWN", f"this site has not accepted a run {offer.run[:100]!r}")
         edge = _edge(known, offer.edge, sender)
+        if offer.plan_id != known.slice.plan_id:
+            raise TransferError("E-TRANSFER-OFFER", "the offer belongs to another plan of a run of this name")
         with self._lock_of(offer.run, edge.id):
             record = self._journal.run(offer.run)
             have = record.edges[edge.id]

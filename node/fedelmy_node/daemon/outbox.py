@@ -51,6 +51,7 @@ class Outbox:
             run=run, edge=edge.id, size=source.size, sha256=source.sha256, block_bytes=BLOCK_BYTES,
             wire_dtype=record.slice.recipe.wire_dtype, manifest=record.prepared.manifest,
             origin=record.origin(record.slice.step(edge.source)).joined(record.edges[edge.id].origin),
+            plan_id=record.slice.plan_id,
         )  # fmt: skip
         self._tell("delivery-offered", edge, offer)  # nothing leaves this site without a line that says so
         self._journal.move_edge(run, edge.id)

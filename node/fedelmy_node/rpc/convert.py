@@ -214,7 +214,7 @@ def offer_to_pb(offer: Offer) -> transfer_pb2.BeginRequest:
     return transfer_pb2.BeginRequest(
         run=offer.run, edge=offer.edge, size=offer.size, sha256=bytes.fromhex(offer.sha256),
         block_bytes=offer.block_bytes, wire_dtype=offer.wire_dtype, manifest=manifest,
-        origin=origin_to_pb(offer.origin),
+        origin=origin_to_pb(offer.origin), plan_id=offer.plan_id,
     )  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def offer_from_pb(message: transfer_pb2.BeginRequest) -> Offer:
         run=RunId(message.run), edge=EdgeId(message.edge), size=message.size, sha256=message.sha256.hex(),
         block_bytes=message.block_bytes, wire_dtype=message.wire_dtype,
         manifest=tuple(TensorInfo(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in message.manifest),
-        origin=origin_from_pb(message.origin),
+        origin=origin_from_pb(message.origin), plan_id=message.plan_id,
     )  # fmt: skip
 
 

@@ -174,7 +174,6 @@ class Guard(grpc.ServerInterceptor):
         with _errors_answered(method, context, self._on_refusal):
             admission = self._admit(method, rule, context)
             _admissions[context] = admission
-            calling().who = str(admission.subject)
             with self._budget(rule.budget):
                 yield
 
@@ -183,6 +182,7 @@ class Guard(grpc.ServerInterceptor):
             return _by_certificate(context, self._vet) if self._secure else _by_claim(context)
 
         subject = identify()
+        calling().who = str(subject)
         if subject.role not in rule.roles:
             raise IdentityError(
                 "E-IDENTITY-ROLE", f"{subject} may not call {method}: it is for {' and '.join(rule.roles)}"
