@@ -238,6 +238,14 @@ def test_a_forged_cancel_does_nothing(bench: Callable[..., Bench], caplog: pytes
     assert made.journal.state(RUN) == RunState.RUNNING
 
 
+def test_a_cancel_of_an_older_plan_does_nothing(bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
+    made = bench("wait", dead=())
+    word = signed_cancel(RUN, "0123456789abcdef" * 2, "long ago", None)
+    made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING, cancel=word))
+    made.wait_for(lambda: "is for another run or plan" in caplog.text)
+    assert made.journal.state(RUN) == RunState.RUNNING
+
+
 def test_a_word_that_comes_before_the_start_counts_after_it(tmp_path: Path) -> None:
     """The site was down while the others began and ended without it."""
     made = Bench(tmp_path, "skip", 5.0)
