@@ -96,7 +96,7 @@ class Node:
     def serve(self) -> None:
         """Answer until `stop`; then let calls end, end the trainers, and return. A fault is raised at the end."""
         head = self._audit.record(Act(act="node-started", who=f"site/{self.site}", facts={"version": __version__}))
-        logger.info("the audit log begins anew after line %d, hash %s", head.seq, head.sha256)
+        logger.info("the audit log is at line %d, whose hash is %s", head.seq, head.sha256)
         local = LocalEndpoint(self._layout.socket, self)
         self._executor.open()
         self._endpoint.open(self, self, self)
