@@ -58,7 +58,8 @@ def await_approvals(sites: Sites, run: RunId, reports: Mapping[SiteName, RunRepo
                 raise news.error
             else:
                 if states.get(news.site, ("", ""))[1] == "E-CONSENT-REFUSED":
-                    withdraw(sites, run, f"{news.site} refused", set(reports) - {news.site})
+                    plan_id = reports[news.site].plan_id
+                    withdraw(sites, run, plan_id, f"{news.site} refused", set(reports) - {news.site})
                 raise _ended(run, news.site, *states[news.site])
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from fedelmy_launcher.federation_file import trust_rules
-from fedelmy_launcher.plans import signed_cancel, signed_slices
+from fedelmy_launcher.plans import new_plan_id, signed_cancel, signed_slices
 from fedelmy_node import CONTRACT
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.federation import Absence, Federation
@@ -147,9 +147,15 @@ class Sites:
     ) -> tuple[dict[SiteName, RunReport], list[Refusal]]:
         return self.ask(lambda _, client: client.report(run), sites)
 
-    def cancel(self, run: RunId, reason: str) -> tuple[dict[SiteName, RunState], list[Refusal]]:
-        signed = signed_cancel(run, reason, self.identity)
-        return self.ask(lambda _, client: client.cancel(signed))
+    def cancel(
+        self, run: RunId, reason: str, reports: Mapping[SiteName, RunReport]
+    ) -> tuple[dict[SiteName, RunState], list[Refusal]]:
+        """End the plan that each site reports; a site that reports none is told what the first one is."""
+        plans = {site: report.plan_id for site, report in reports.items()}
+        words = {plan: signed_cancel(run, plan, reason, self.identity) for plan in {*plans.values()}}
+        first = next(iter(plans.values()), "")
+        words.setdefault(first, signed_cancel(run, first, reason, self.identity))
+        return self.ask(lambda site, client: client.cancel(words[plans.get(site, first)]))
 
     def prepare(self, plan: Plan, *, check_only: bool) -> tuple[dict[SiteName, PrepareAnswer], list[Refusal]]:
         """Ask every site whether it would take its part; with `check_only` it then forgets the question."""
@@ -170,13 +176,14 @@ def prepare_run(sites: Sites, plan: Plan) -> dict[SiteName, RunReport]:
             raise type(problem)(problem.code, problem.message, hint=hint)
         raise problem
     known, unknown = sites.reports(plan.run)
+    plan = replace(plan, plan_id=_plan_id(known.values()))
     is_new = all(report.state in (RunState.CANCELLED, RunState.EXPIRED) for report in known.values())
     is_new &= all(refusal.error.code == "E-RUN-UNKNOWN" for refusal in unknown)
     accepted, refusals = sites.prepare(plan, check_only=False)
     if refusals:
         # A run that exists is never ended by an attempt to follow it, unless a person has refused it.
         if is_new or any(refusal.error.code == "E-CONSENT-REFUSED" for refusal in refusals):
-            withdraw(sites, plan.run, "another site refused", accepted)
+            withdraw(sites, plan.run, plan.plan_id, "another site refused", accepted)
         raise refused(refusals)
     reports, unheard = sites.reports(plan.run)
     if unheard:
@@ -192,9 +199,9 @@ def start_run(sites: Sites, run: RunId, reports: Mapping[SiteName, RunReport]) -
         raise refused(problems)
 
 
-def withdraw(sites: Sites, run: RunId, reason: str, names: Iterable[SiteName]) -> None:
-    """End a run at these sites, wherever nothing of it has begun."""
-    withdrawal = signed_cancel(run, reason, sites.identity, withdraw=True)
+def withdraw(sites: Sites, run: RunId, plan_id: str, reason: str, names: Iterable[SiteName]) -> None:
+    """End this plan of a run at these sites, wherever nothing of it has begun."""
+    withdrawal = signed_cancel(run, plan_id, reason, sites.identity, withdraw=True)
     sites.ask(lambda _, client: client.cancel(withdrawal), sites=names)
 
 
@@ -206,6 +213,14 @@ def expiry_warnings(identity: Identity | None, nodes: Iterable[NodeDescription])
             date = datetime.fromtimestamp(node.certificate_expires, UTC)
             texts += [text for text in (expiry_warning(f"site/{node.site}", date),) if text]
     return texts
+
+
+def _plan_id(reports: Iterable[RunReport]) -> str:
+    """Of the plan that the run has where it is alive or done, or that a person refused; else a new one."""
+    again = (RunState.CANCELLED, RunState.EXPIRED)
+    kept = (r.plan_id for r in reports if r.state not in again or r.code == "E-CONSENT-REFUSED")
+    found = next(kept, None)
+    return new_plan_id() if found is None else found
 
 
 def refused(refusals: list[Refusal]) -> FedelmyError:

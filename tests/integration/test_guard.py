@@ -65,6 +65,7 @@ def test_all_four_kinds_are_refused_to_the_wrong_role(identities: Identities, se
 
 
 def test_what_has_no_rule_is_refused(identities: Identities, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     rules = {"/test.Echo/Say": Rule(roles=("site",), budget="control")}
     address = serve(
         identities["south"], guard=Guard(rules, budgets(control=1), believe=lambda: identities["south"].trust)

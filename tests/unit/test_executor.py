@@ -234,7 +234,7 @@ def test_a_receiver_that_lost_what_it_acknowledged_is_given_it_again(bench: Call
 
 def test_an_operators_cancel_travels_by_way_of_neighbours(bench: Callable[..., Bench]) -> None:
     made = bench("wait", dead=())
-    word = signed_cancel(RUN, "enough", None)
+    word = signed_cancel(RUN, "", "enough", None)
     made.network.sites["b"].tell(NeighbourState(state=RunState.CANCELLED, cancel=word))
     made.wait_for(lambda: made.journal.state(RUN) == RunState.CANCELLED)
     assert made.journal.run(RUN).cancel == word, "kept for its own neighbours"
@@ -242,9 +242,17 @@ def test_an_operators_cancel_travels_by_way_of_neighbours(bench: Callable[..., B
 
 def test_a_forged_cancel_does_nothing(bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
     made = bench("wait", dead=())
-    word = Signed(payload=signed_cancel(RUN, "enough", None).payload, signature=b"forged")
+    word = Signed(payload=signed_cancel(RUN, "", "enough", None).payload, signature=b"forged")
     made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING, cancel=word))
     made.wait_for(lambda: "is not accepted" in caplog.text)
+    assert made.journal.state(RUN) == RunState.RUNNING
+
+
+def test_a_cancel_of_an_older_plan_does_nothing(bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
+    made = bench("wait", dead=())
+    word = signed_cancel(RUN, "0123456789abcdef" * 2, "long ago", None)
+    made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING, cancel=word))
+    made.wait_for(lambda: "is for another run or plan" in caplog.text)
     assert made.journal.state(RUN) == RunState.RUNNING
 
 

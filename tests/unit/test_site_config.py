@@ -95,7 +95,7 @@ def test_mistakes(tmp_path: Path, text: str, code: str, word: str) -> None:
     with pytest.raises(FedelmyError) as caught:
         load_site_config(Given(state=tmp_path))
     assert caught.value.code == code
-    assert word in f"{caught.value.message} {caught.value.hint}"
+    assert word in f"{caught.value.whole} {caught.value.hint}"
 
 
 def test_a_named_file_must_exist(tmp_path: Path) -> None:

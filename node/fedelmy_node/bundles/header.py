@@ -67,7 +67,8 @@ def read_header(path: Path) -> Header:
             length = text_bytes(file.read(LENGTH_BYTES), file_bytes)
             text = _read(file.read(length), length)
     except OSError as error:
-        raise StoreError("E-STORE-DAMAGED", f"{path} cannot be read: {error}") from error
+        reason = error.strerror or type(error).__name__
+        raise StoreError("E-STORE-DAMAGED", f"a bundle cannot be read: {reason}", private=str(path)) from error
     return parse_header(text, file_bytes)
 
 

@@ -60,14 +60,20 @@ def show_run(run: str, state: Path, as_json: bool) -> None:
     from fedelmy_node.config.decode import encode
     from fedelmy_node.domain.names import run_id
     from fedelmy_node.rpc.admin import admin_client
+    from fedelmy_node.store.details import details_of
+    from fedelmy_node.store.layout import Layout
 
     with admin_client(state) as client:
         report = client.report(run_id(run))
+    details = details_of(Layout(state).details, run) if report.state == "failed" else []
     if as_json:
-        emit_json(encode(report))
+        emit_json({**encode(report), "details": details})
         return
     for line in report_lines(report):
         click.echo(line)
+    for entry in details:
+        text = entry.get("private") or entry.get("traceback", "")
+        click.echo(f"  details {entry['time']}: {entry['message']}: {text}")
 
 
 def report_lines(report: RunReport) -> Iterator[str]:

@@ -203,7 +203,7 @@ def _first(flag: T | None, file: T | None) -> T | None:
 
 def _existing(path: Path | None) -> Path | None:
     if path is not None and not path.is_file():
-        raise DataError("E-DATA-INDICES", f"there is no indices file {str(path)!r}")
+        raise DataError("E-DATA-INDICES", "there is no such indices file", private=str(path))
     return None if path is None else path.absolute()
 
 

@@ -46,6 +46,7 @@ def report_of(record: RunRecord, last_event: int, absent: tuple[Absent, ...]) ->
         neighbours=plan.neighbours,
         absent=absent,
         origin=_origin(record),
+        plan_id=plan.plan_id,
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, Shortcut, StepKind
 from fedelmy_node.domain.reports import Absent, NeighbourState, Signed
 from fedelmy_node.errors import FedelmyError, RunError
+from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
 
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS: Final = 10.0
 """Beyond what trainers are given to write a checkpoint and end."""
+_ANOTHER_PLAN: Final = "Cancel it with `fedelmy-launch cancel`, which asks the sites for the plan first."
 _BEGUN: Final = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
 _LONGEST_SLEEP_SECONDS: Final = 3600.0
 """However far away the next deadline is: clocks are set, and systems limit how long one may wait."""
@@ -67,15 +69,17 @@ class Executor:
         journal: Journal,
         peers: Peers,
         home: Home,
+        record: Record = silent,
     ) -> None:
         self._prepare_seconds = config.prepare_hours * 3600
         self._keep_runs = config.keep_runs
         self._workspace = workspace
         self._journal = journal
         self._home = home
+        self._record = record
         self._loop = Loop(self._seconds_to_alarm, self._ring, home.faulted)
         self._steps = Steps(journal, workspace, self._loop.post, self._advance, self._fail_run)
-        self._outbox = Outbox(journal, peers, self._loop.post, self._advance, self._refused)
+        self._outbox = Outbox(journal, peers, self._loop.post, self._advance, self._refused, record)
         self._lookout = Lookout(peers, self._loop.post, self._heard, self._presence_changed)
         self._absences = Absences(journal, self._lookout)
 
@@ -243,11 +247,20 @@ class Executor:
         except FedelmyError as error:
             logger.warning("a cancel that %s passed on is not accepted: %s", site, error, extra={"run": run})
             return False
-        return cancel.run == run and self._cancel(cancel, signed) == RunState.CANCELLED
+        record = self._journal.run(run)
+        if cancel.run != run or cancel.plan_id != record.slice.plan_id:
+            logger.warning("a cancel that %s passed on is for another run or plan", site, extra={"run": run})
+            return False
+        if not record.state.is_over:
+            facts = {"reason": cancel.reason, "operator": cancel.operator}
+            self._record(Act(act="run-cancelled", who=f"site/{site}", run=run, facts=facts))
+        return self._cancel(cancel, signed) == RunState.CANCELLED
 
     def _cancel(self, cancel: Cancel, signed: Signed) -> RunState:
         run = cancel.run
         record = self._journal.run(run)
+        if cancel.plan_id != record.slice.plan_id:  # an older word about a run of the same name
+            raise RunError("E-RUN-CONFLICT", f"the cancel is for another plan of run {run}", hint=_ANOTHER_PLAN)
         if cancel.withdraw and record.state not in AHEAD:
             return record.state
         if record.cancel is None and not cancel.withdraw:
@@ -303,6 +316,7 @@ class Executor:
         over = [known.run for known in self._journal.runs() if known.state.is_over or known.state == RunState.EXPIRED]
         for old in over[self._keep_runs :]:
             logger.info("is forgotten: %d newer runs are over", self._keep_runs, extra={"run": old})
+            self._record(Act(act="run-forgotten", run=old, facts={"newer_runs": self._keep_runs}))
             self._prune(old)
 
     def _prune(self, run: RunId) -> None:

@@ -20,6 +20,7 @@ from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, StepKind
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConsentError, RunError, StoreError, TransferError
+from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import RunRecord
@@ -34,10 +35,13 @@ _SPARE_BYTES: Final = 64 << 20
 class Inbox:
     """Every edge that ends at this site. Safe to use from any thread."""
 
-    def __init__(self, journal: Journal, layout: Layout, received: Callable[[RunId], None]) -> None:
+    def __init__(
+        self, journal: Journal, layout: Layout, received: Callable[[RunId], None], record: Record = silent
+    ) -> None:
         self._journal = journal
         self._layout = layout
         self._received = received
+        self._record = record
         self._lock = threading.Lock()
         self._locks: dict[tuple[RunId, EdgeId], threading.Lock] = {}
         self._arrivals: dict[tuple[RunId, EdgeId], Arrival] = {}
@@ -48,6 +52,8 @@ class Inbox:
         if known is None:
             raise RunError("E-RUN-UNKNOWN", f"this site has not accepted a run {offer.run[:100]!r}")
         edge = _edge(known, offer.edge, sender)
+        if offer.plan_id != known.slice.plan_id:
+            raise TransferError("E-TRANSFER-OFFER", "the offer belongs to another plan of a run of this name")
         with self._lock_of(offer.run, edge.id):
             record = self._journal.run(offer.run)
             have = record.edges[edge.id]
@@ -101,10 +107,12 @@ class Inbox:
         plan = self._journal.run(run).slice
         data = {"peer": edge.sender, "bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries}
         rivals = [way.id for way in plan.ways_to(edge.target, edge.need) if way.id != edge.id]
+        facts: dict[str, str | int] = {"bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries.value}
         try:
+            self._record(Act(act="delivery-received", run=run, edge=edge.id, facts=facts))
             won = self._journal.meet_need(run, edge, rivals, offer.origin, data)
-        except RunError:
-            arrival.target.unlink()
+        except (RunError, StoreError):
+            arrival.target.unlink(missing_ok=True)
             raise
         if not won:
             arrival.target.unlink()

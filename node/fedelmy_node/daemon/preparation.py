@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedelmy_node.bundles.size import model_bytes, tensor_bytes
@@ -24,6 +24,7 @@ from fedelmy_node.errors import (
     ConfigError,
     ConsentError,
     DataError,
+    FedelmyError,
     IdentityError,
     InternalError,
     RunError,
@@ -32,6 +33,7 @@ from fedelmy_node.errors import (
 )
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.identity.signing import Purpose, Signature, verify
+from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared, RunRecord, read_slice
@@ -61,24 +63,31 @@ class Preparation:
         self._looking: OneJob | None = None
         self._closed = False
 
-    def accept(self, signed: Signed, operator: str, *, check_only: bool) -> tuple[Prepared, RunState]:
+    def accept(
+        self, signed: Signed, operator: str, *, check_only: bool, record: Record = silent
+    ) -> tuple[Prepared, RunState]:
         """What this site found out about a plan that it takes part in, and where that leaves it; refusals are raised.
 
         The run is journaled before the next plan is looked at, so that two launchers cannot both make it.
         """
         plan = read_slice(signed.payload)
-        with self._one_at_a_time:
-            known = self._journal.find_run(plan.run)
-            if known is not None and _stands(known, signed.payload):
-                return known.prepared, known.state
-            self._check_consent(plan, operator)
-            self._peers.check(plan)
-            prepared = self._look(plan, signed, operator)
-            refuse_bundle(plan, self._config.consent, prepared.report.get("bundle_bytes", 0))
-            self._check_disk(plan, prepared)
-            state = RunState.PENDING if self._config.consent.require_approval else RunState.PREPARED
-            if not check_only:
-                self._journal.add_run(prepared, state)
+        try:
+            with self._one_at_a_time:
+                known = self._journal.find_run(plan.run)
+                if known is not None and _stands(known, signed.payload):
+                    return known.prepared, known.state
+                self._check_consent(plan, operator)
+                self._peers.check(plan)
+                prepared = self._look(plan, signed, operator)
+                refuse_bundle(plan, self._config.consent, prepared.report.get("bundle_bytes", 0))
+                self._check_disk(plan, prepared)
+                state = RunState.PENDING if self._config.consent.require_approval else RunState.PREPARED
+                record(_plan_act("plan-asked" if check_only else "plan-accepted", prepared, state))
+                if not check_only:
+                    self._journal.add_run(prepared, state)
+        except FedelmyError as error:
+            error.about = plan.run
+            raise
         return prepared, state
 
     def close(self) -> None:
@@ -115,7 +124,8 @@ class Preparation:
                 raise InternalError("E-INTERNAL", "the node is shutting down")
             outcome = self._looking.run()
         except TrainingError as error:
-            logger.warning("%s; the trainer said:\n%s", error, _tail(scratch / "trainer.log"))
+            said = f"the trainer said: {_tail(scratch / 'trainer.log')}"
+            logger.warning("a look at the data failed: %s", error, extra={"run": plan.run, "private": said})
             raise
         finally:
             self._looking = None
@@ -159,17 +169,30 @@ class Cancel:
     reason: str
     withdraw: bool = False
     """Only if the run is merely prepared: another site refused it, and it will not be started."""
+    plan_id: str = ""
+    """Of the plan that it ends: a word about an older plan must not end a newer one of the same name."""
+    operator: str = ""
+    """Whose signature was found under it; what the payload itself says here is not looked at."""
 
     def __post_init__(self) -> None:
         run_id(self.run)
 
 
-def decode_cancel(payload: bytes) -> Cancel:
-    """The cancel in a signed payload."""
+def decode_cancel(payload: bytes, operator: str = "") -> Cancel:
+    """The cancel in a signed payload; `operator`: who signed it."""
     try:
-        return decode(Cancel, json.loads(payload))
+        return replace(decode(Cancel, json.loads(payload)), operator=operator)
     except (ValueError, RecursionError, ConfigError) as error:
         raise RunError("E-RUN-PLAN", f"the cancel is not usable: {error}") from error
+
+
+def _plan_act(act: str, prepared: Prepared, state: RunState) -> Act:
+    plan = prepared.slice
+    facts = {
+        "federation": plan.federation, "model": plan.recipe.model.name, "strategy": plan.recipe.strategy.name,
+        "operator": prepared.operator, "slice_sha256": prepared.sha256, "state": state.value,
+    }  # fmt: skip
+    return Act(act=act, run=plan.run, facts=facts)
 
 
 def _stands(known: RunRecord, payload: bytes) -> bool:

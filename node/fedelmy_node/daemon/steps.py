@@ -137,6 +137,9 @@ class Steps:
 
     def _step_failed(self, assignment: Assignment, failed: Failed) -> None:
         run, step, error = assignment.run, assignment.step, failed.error
+        if error.private:
+            extra = {"run": run, "step": step.id, "private": error.private}
+            logger.warning("%s failed: %s", step.id, error, extra=extra)
         self._crashes[assignment.key] += failed.crashed
         crashes, no_room = self._crashes[assignment.key], error.code == "E-STORE-DISK"
         if not no_room and (not failed.crashed or crashes >= _ATTEMPTS):

@@ -62,7 +62,8 @@ class Workspace:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                logger.warning("%s is of no use any more and cannot be removed: %s", path, error.strerror)
+                message, extra = "a file is of no use any more and cannot be removed: %s", {"private": str(path)}
+                logger.warning(message, error.strerror, extra={"run": plan.run, **extra})
         for step in plan.steps:
             self.forget_checkpoints(plan.run, step.id)
 

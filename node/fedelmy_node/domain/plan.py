@@ -21,10 +21,22 @@ from fedelmy_node.domain.federation import Absence, Recipe
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, edge_id, run_id, site_of, step_id
 from fedelmy_node.errors import RunError
 
-__all__ = ["StepKind", "Step", "Edge", "Shortcut", "Neighbour", "Plan", "Slice", "in_order", "MAX_STEPS"]
+__all__ = [
+    "StepKind",
+    "Step",
+    "Edge",
+    "Shortcut",
+    "Neighbour",
+    "Plan",
+    "Slice",
+    "in_order",
+    "MAX_STEPS",
+    "PLAN_ID_DIGITS",
+]
 
 MAX_STEPS: Final = 100_000
 MAX_SKIPS: Final = 10_000
+PLAN_ID_DIGITS: Final = 32
 
 
 class StepKind(StrEnum):
@@ -118,9 +130,13 @@ class Slice:
     edges_out: tuple[Edge, ...]
     neighbours: tuple[Neighbour, ...]
     shortcuts: tuple[Shortcut, ...] = ()
+    plan_id: str = ""
+    """Drawn by chance when the run is made, and the same in every slice: names can be used again, this is not."""
 
     def __post_init__(self) -> None:
         run_id(self.run)
+        hexadecimal = len(self.plan_id) in (0, PLAN_ID_DIGITS) and set(self.plan_id) <= set("0123456789abcdef")
+        _expect(hexadecimal, f"the plan's id does not have {PLAN_ID_DIGITS} hexadecimal digits")
         own = {step.id for step in self.steps}
         fed = {(edge.source, edge.target) for edge in self.edges_in if not edge.skips}
         known = {neighbour.site for neighbour in self.neighbours}
@@ -200,6 +216,8 @@ class Plan:
     sites: tuple[Neighbour, ...]
     steps: tuple[Step, ...]
     """Inputs before outputs."""
+    plan_id: str = ""
+    """See `Slice`; empty until somebody is asked to take part."""
 
     def __post_init__(self) -> None:
         ids = {step.id for step in self.steps}
@@ -273,6 +291,7 @@ class Plan:
             edges_in=edges_in,
             edges_out=edges_out,
             neighbours=tuple(sorted((s for s in self.sites if s.site in near), key=lambda s: s.site)),
+            plan_id=self.plan_id,
             shortcuts=tuple(w for w in self.ways if isinstance(w, Shortcut) and site_of(w.target) == site),
         )
 

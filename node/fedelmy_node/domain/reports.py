@@ -160,6 +160,8 @@ class RunReport:
     """Whom this site waits for in vain at the moment."""
     origin: Origin = field(default_factory=Origin)
     """Whose work the result at this site holds, or, until there is one, the last bundle that it made."""
+    plan_id: str = ""
+    """Which plan of this run the site has: a cancel names it."""
     operator: str = ""
     """Who asked for it; this and what follows are for the site's administrator alone."""
     plan_sha256: str = ""

@@ -146,15 +146,15 @@ class AdminClient:
         self._channel.close()
 
     def health(self) -> Health:
-        with map_errors("the daemon"):
+        with map_errors("the daemon", local=True):
             return convert.health_from_pb(self._stub.Health(admin_pb2.HealthRequest(), timeout=_ANSWER_SECONDS))
 
     def runs(self) -> tuple[RunSummary, ...]:
-        with map_errors("the daemon"):
+        with map_errors("the daemon", local=True):
             return convert.summaries_from_pb(self._stub.Runs(admin_pb2.RunsRequest(), timeout=_ANSWER_SECONDS).runs)
 
     def report(self, run: RunId) -> RunReport:
-        with map_errors("the daemon"):
+        with map_errors("the daemon", local=True):
             return convert.report_from_pb(self._stub.Show(control_pb2.ReportRequest(run=run), timeout=_ANSWER_SECONDS))
 
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
@@ -168,13 +168,13 @@ class AdminClient:
             return RunState(self._stub.Refuse(request, timeout=_ANSWER_SECONDS).state)
 
     def model(self, run: RunId | None) -> ResultModel:
-        with map_errors("the daemon"):
+        with map_errors("the daemon", local=True):
             return convert.model_from_pb(
                 self._stub.Model(admin_pb2.ModelRequest(run=run or ""), timeout=_ANSWER_SECONDS)
             )
 
     def prune(self, runs: Iterable[RunId], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]:
         request = admin_pb2.PruneRequest(runs=runs, older_seconds=older_seconds, dry_run=dry_run)
-        with map_errors("the daemon"):
+        with map_errors("the daemon", local=True):
             reply = self._stub.Prune(request)
         return tuple(PrunedRun(run=RunId(r.run), state=RunState(r.state), size=r.size) for r in reply.runs)

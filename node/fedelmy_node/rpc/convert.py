@@ -25,6 +25,7 @@ from fedelmy_node.domain.reports import (
     Signed,
     StepReport,
 )
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Offer, Origin, Receipt, Skip
 from fedelmy_node.errors import PeerError, TransferError
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
@@ -145,6 +146,7 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
         origin=origin_to_pb(report.origin), operator=report.operator, plan_sha256=report.plan_sha256,
         asked=report.asked,
         neighbours=[control_pb2.Neighbour(site=n.site, address=n.address) for n in report.neighbours],
+        plan_id=report.plan_id,
     )  # fmt: skip
 
 
@@ -176,7 +178,7 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
         parameters=message.parameters, bundle_bytes=message.bundle_bytes, federation=message.federation,
         neighbours=tuple(Neighbour(site=SiteName(n.site), address=Address(n.address)) for n in message.neighbours),
         absent=absent, origin=origin_from_pb(message.origin), operator=message.operator,
-        plan_sha256=message.plan_sha256, asked=tuple(message.asked),
+        plan_sha256=message.plan_sha256, asked=tuple(message.asked), plan_id=clean(message.plan_id, 64),
     )  # fmt: skip
 
 
@@ -220,7 +222,7 @@ def offer_to_pb(offer: Offer) -> transfer_pb2.BeginRequest:
     return transfer_pb2.BeginRequest(
         run=offer.run, edge=offer.edge, size=offer.size, sha256=bytes.fromhex(offer.sha256),
         block_bytes=offer.block_bytes, wire_dtype=offer.wire_dtype, manifest=manifest,
-        origin=origin_to_pb(offer.origin),
+        origin=origin_to_pb(offer.origin), plan_id=offer.plan_id,
     )  # fmt: skip
 
 
@@ -229,7 +231,7 @@ def offer_from_pb(message: transfer_pb2.BeginRequest) -> Offer:
         run=RunId(message.run), edge=EdgeId(message.edge), size=message.size, sha256=message.sha256.hex(),
         block_bytes=message.block_bytes, wire_dtype=message.wire_dtype,
         manifest=tuple(TensorInfo(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in message.manifest),
-        origin=origin_from_pb(message.origin),
+        origin=origin_from_pb(message.origin), plan_id=message.plan_id,
     )  # fmt: skip
 
 

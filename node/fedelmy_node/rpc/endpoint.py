@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fedelmy_node.domain.names import Address
 from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.rpc.calling import Refusal, log_refusal
 from fedelmy_node.rpc.guard import Guard, LocalGuard
 from fedelmy_node.rpc.quotas import Budget
 from fedelmy_node.rpc.serve import make_local_server, make_server
@@ -41,9 +42,15 @@ _SERVICES: Final = ("fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Transfe
 class Endpoint:
     """The network's door: bound when made, answering from `open` to `close`."""
 
-    def __init__(self, listen: Address, identity: LiveIdentity | None, stall_seconds: float) -> None:
+    def __init__(
+        self,
+        listen: Address,
+        identity: LiveIdentity | None,
+        stall_seconds: float,
+        on_refusal: Callable[[Refusal], None] = log_refusal,
+    ) -> None:
         believe = None if identity is None else lambda: identity().trust
-        guard = Guard(RULES, BUDGETS, believe=believe, stall_seconds=stall_seconds)
+        guard = Guard(RULES, BUDGETS, believe=believe, stall_seconds=stall_seconds, on_refusal=on_refusal)
         self._server, self.address = make_server(listen, identity, interceptors=[guard], workers=guard.workers)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

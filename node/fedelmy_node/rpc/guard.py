@@ -19,10 +19,11 @@ from typing import Any, Final, cast
 import grpc
 from cryptography import x509
 
-from fedelmy_node.errors import FedelmyError, IdentityError, InternalError
+from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
 from fedelmy_node.identity.certificates import Subject, parse_certificates
 from fedelmy_node.identity.trust import Trust
 from fedelmy_node.rpc.alarms import Alarms
+from fedelmy_node.rpc.calling import Calling, Refusal, answering, calling, log_refusal
 from fedelmy_node.rpc.faults import abort, prepare_answer
 from fedelmy_node.rpc.inflow import Inflow
 from fedelmy_node.rpc.quotas import Budget, Quotas, TooOftenError
@@ -94,6 +95,7 @@ class Guard(grpc.ServerInterceptor):
         *,
         believe: Believe | None,
         stall_seconds: float = 60.0,
+        on_refusal: Callable[[Refusal], None] = log_refusal,
     ) -> None:
         """`believe` is asked at every call; None is `--insecure`: callers are who they say."""
         unknown = {rule.budget for rule in rules.values()} - set(budgets)
@@ -103,6 +105,7 @@ class Guard(grpc.ServerInterceptor):
         self._alarms = Alarms()
         self._patience = self._alarms, stall_seconds
         self._believe = believe
+        self._on_refusal = on_refusal
         self.workers: Final = self._quotas.at_once + _REFUSING_THREADS
         """How many threads a server needs so that every call within the budgets runs at once."""
 
@@ -113,12 +116,13 @@ class Guard(grpc.ServerInterceptor):
         if handler is None:
             return None  # grpc answers UNIMPLEMENTED
         if rule is None:
-            _log.error("call of %s refused: the method is served, but has no rule", method)
+            error = PeerError("E-PEER-CONTRACT", f"{method} is served, but has no rule")
+            self._on_refusal(Refusal(calling=Calling("nobody"), method=method, error=error))
             return None
 
         def run(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
             try:
-                with _errors_answered(method, context):
+                with _errors_answered(method, context, self._on_refusal):
                     caller = str(self._admit(method, rule, context))
                     with self._quotas.taken(rule.budget, caller):
                         _answer(handler, requests, context, send, self._patience)
@@ -139,6 +143,7 @@ class Guard(grpc.ServerInterceptor):
             self._quotas.count(rule.budget, context.peer().rpartition(":")[0])  # nobody, from somewhere
             raise
         _admissions[context] = _Admission(subject, identify)
+        calling().who = str(subject)
         self._quotas.count(rule.budget, str(subject))
         if subject.role not in rule.roles:
             raise IdentityError(
@@ -165,7 +170,7 @@ class LocalGuard(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
 
         def run(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
-            with _errors_answered(method, context):
+            with _errors_answered(method, context, log_refusal):
                 _answer(handler, requests, context, send, (self._alarms, _LOCAL_STALL_SECONDS))
 
         return handler and _taken_as_streams(handler, run)
@@ -201,26 +206,25 @@ def _by_claim(context: grpc.ServicerContext) -> Subject:
 
 
 @contextmanager
-def _errors_answered(method: str, context: grpc.ServicerContext) -> Iterator[None]:
+def _errors_answered(
+    method: str, context: grpc.ServicerContext, on_refusal: Callable[[Refusal], None]
+) -> Iterator[None]:
     """The process boundary: every exception becomes an answer, and only surprises are logged whole."""
-    try:
-        yield
-    except TooOftenError:
-        raise  # answered later
-    except FedelmyError as error:
-        admission = _admissions.get(context)
-        nobody = "the administrator" if context.peer().startswith("unix:") else "a caller who was not let in"
-        who = admission.subject if admission else nobody
-        # Launchers ask whether a run is known before they make it: no news for a log.
-        level = logging.DEBUG if error.code == "E-RUN-UNKNOWN" else logging.INFO
-        _log.log(level, "%s called %s from %s, answered with %s", who, method, context.peer(), error)
-        abort(context, error)
-    except grpc.RpcError:
-        if context.is_active():  # then it is not the caller's stream that broke, but a call of ours
+    is_local = context.peer().startswith("unix:")
+    with answering(Calling("administrator", "local") if is_local else Calling("nobody", context.peer())) as call:
+        try:
+            yield
+        except FedelmyError as error:
+            on_refusal(Refusal(calling=call, method=method, error=error))
+            if isinstance(error, TooOftenError):
+                raise  # answered later
+            abort(context, error, local=is_local)
+        except grpc.RpcError:
+            if context.is_active():  # then it is not the caller's stream that broke, but a call of ours
+                _answer_fault(method, context)
+            raise
+        except Exception:  # noqa: BLE001 -- the boundary
             _answer_fault(method, context)
-        raise
-    except Exception:  # noqa: BLE001 -- the boundary
-        _answer_fault(method, context)
 
 
 def _answer_fault(method: str, context: grpc.ServicerContext) -> None:

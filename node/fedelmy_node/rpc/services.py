@@ -33,6 +33,7 @@ from fedelmy_node.identity.files import LIST_BYTES
 from fedelmy_node.rpc import convert
 from fedelmy_node.rpc.ahead import Ahead
 from fedelmy_node.rpc.blocks import decode_request
+from fedelmy_node.rpc.calling import concern
 from fedelmy_node.rpc.guard import Rule, caller, recheck
 from fedelmy_proto.v1 import (
     admin_pb2,
@@ -132,9 +133,11 @@ class _Control(control_pb2_grpc.ControlServicer):
         return control_pb2.PrepareReply(report=canonical_json(answer.report), state=answer.state)
 
     def Start(self, request: control_pb2.StartRequest, context: Context) -> control_pb2.StartReply:
+        concern(request.run)
         return control_pb2.StartReply(state=self._admitted(context).start(RunId(request.run)))
 
     def Watch(self, request: control_pb2.WatchRequest, context: Context) -> Iterator[control_pb2.Event]:
+        concern(request.run)
         stream = self._admitted(context).watch(RunId(request.run), request.after)
         if context.add_callback(stream.close):
             for event in stream:
@@ -145,6 +148,7 @@ class _Control(control_pb2_grpc.ControlServicer):
         return control_pb2.CancelReply(state=self._admitted(context).cancel(convert.signed_from_pb(request.cancel)))
 
     def Report(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
+        concern(request.run)
         return convert.report_to_pb(self._admitted(context).report(RunId(request.run)))
 
     def _admitted(self, context: Context) -> ControlHandler:
@@ -163,6 +167,7 @@ class _Peer(peer_pb2_grpc.PeerServicer):
         self._handler = handler
 
     def Watch(self, request: peer_pb2.NeighbourWatch, context: Context) -> Iterator[peer_pb2.NeighbourState]:
+        concern(request.run)
         stream = self._handler.tell_neighbour(SiteName(caller(context).name), RunId(request.run))
         if not context.add_callback(stream.close):
             stream.close()
@@ -179,6 +184,7 @@ class _Transfer:
         self._handler = handler
 
     def Begin(self, request: transfer_pb2.BeginRequest, context: Context) -> transfer_pb2.BeginReply:
+        concern(request.run, request.edge)
         answer = self._handler.begin(SiteName(caller(context).name), convert.offer_from_pb(request))
         if isinstance(answer, Receipt):
             return transfer_pb2.BeginReply(receipt=convert.receipt_to_pb(answer))
@@ -189,6 +195,7 @@ class _Transfer:
         if not isinstance(first, transfer_pb2.SendRequest) or first.WhichOneof("part") != "header":
             raise TransferError("E-TRANSFER-SEQUENCE", "a stream must begin with its header")
         header = first.header
+        concern(header.run, header.edge)
         requests = Ahead(request_iterator, _BLOCKS_AHEAD, "block-receiver")
         try:
             receipt = self._handler.receive(

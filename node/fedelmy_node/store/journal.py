@@ -55,7 +55,8 @@ class Journal:
             self._db.execute("PRAGMA foreign_keys = ON")
             migrate(self._db)
         except sqlite3.DatabaseError as error:
-            raise StoreError("E-STORE-DAMAGED", f"the journal {path} cannot be opened: {error}") from error
+            message = f"the journal cannot be opened: {type(error).__name__}"
+            raise StoreError("E-STORE-DAMAGED", message, private=f"{path}: {error}") from error
         if path != ":memory:":
             Path(path).chmod(0o600)
 
@@ -389,7 +390,8 @@ def _cancel(row: sqlite3.Row) -> Signed | None:
 def _cannot_commit(error: sqlite3.Error) -> StoreError:
     primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     code = {sqlite3.SQLITE_FULL: "E-STORE-DISK", sqlite3.SQLITE_READONLY: "E-STORE-UNWRITABLE"}.get(primary)
-    return StoreError(code or "E-STORE-DAMAGED", f"the journal cannot be written: {error}")
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return StoreError(code or "E-STORE-DAMAGED", f"the journal cannot be written: {name}", private=str(error))
 
 
 def _present(**data: Any) -> dict[str, Any]:
