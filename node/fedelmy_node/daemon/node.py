@@ -25,7 +25,7 @@ from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
-from fedelmy_node.domain.plan import StepKind, in_order
+from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import (
     EdgeReport,
     Health,
@@ -304,7 +304,7 @@ class Node:
 def _origin(record: RunRecord) -> Origin:
     """Of the result, or of the last bundle that was made here; and whom this site went around afterwards."""
     origin = Origin()
-    for step in in_order(record.slice.steps):
+    for step in record.slice.ordered:
         if step.kind != StepKind.EVALUATE and record.steps[step.id].state == StepState.DONE:
             origin = record.origin(step)
     for edge in record.slice.edges_out:
