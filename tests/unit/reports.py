@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.plan import Plan, StepKind
 from fedelmy_node.domain.reports import EdgeReport, RunReport, StepReport
@@ -39,7 +39,7 @@ def make_report(
         "edges": tuple(
             EdgeReport(
                 edge=edge.id, sender=edge.sender, receiver=edge.receiver, carries=edge.carries,
-                state=(edges or {}).get(edge.id, "waiting" if edge.skips or state != RunState.DONE else "done"),
+                state=EdgeState((edges or {}).get(edge.id, "waiting" if edge.skips or state != RunState.DONE else "done")),
                 size=70, sha256=sha256,
             )
             for edge in mine.edges_in + mine.edges_out

@@ -10,14 +10,18 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
 from fedelmy_node import __version__
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import EXIT_DETACHED, FedelmyError, InternalError
 
 __all__ = ["LazyGroup", "run", "emit_json", "configure_logging"]
+
+_LINE_CHARACTERS: Final = 4096
+"""Of a line of a log; longer ones are cut."""
 
 
 class LazyGroup(click.Group):
@@ -95,9 +99,13 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         run = record.__dict__.get("run")
-        if run:
-            record = logging.makeLogRecord({**record.__dict__, "run": f"{run}: "})
-        return super().format(record)
+        told = {"msg": _one_record(record.getMessage()), "args": (), "run": f"{run}: " if run else ""}
+        return super().format(logging.makeLogRecord({**record.__dict__, **told}))
+
+
+def _one_record(message: str) -> str:
+    """A message that cannot look like another line of the log: others' words may be in it."""
+    return "\n    ".join(clean(line, _LINE_CHARACTERS) for line in message.split("\n"))
 
 
 class _JsonFormatter(logging.Formatter):

@@ -29,8 +29,10 @@ def parse_json(data: bytes) -> Any:
     """The value of a JSON text in UTF-8; anything wrong with it is a ValueError whose text is short."""
     try:
         text = data.decode("utf-8")
-        numbers = {"parse_int": _integer, "parse_float": _float} if _LARGE.search(text) else {}
-        value = json.loads(text, object_pairs_hook=_table, parse_constant=_constant, **numbers)
+        integer, real = (_integer, _float) if _LARGE.search(text) else (None, None)
+        value = json.loads(
+            text, object_pairs_hook=_table, parse_constant=_constant, parse_int=integer, parse_float=real
+        )
         if _HALF.search(text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeError as error:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from fedelmy_node.bundles.size import model_bytes, tensor_bytes
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.site import SiteConfig
+from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.trainers import OneJob
 from fedelmy_node.daemon.workspace import Workspace
@@ -18,6 +19,7 @@ from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName, run_id
 from fedelmy_node.domain.plan import Slice, StepKind
 from fedelmy_node.domain.reports import Signed
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.durable import remove_tree
 from fedelmy_node.errors import (
     ConfigError,
@@ -42,6 +44,8 @@ from fedelmy_node.training.strategies import settings_for
 __all__ = ["Preparation", "check_operator", "check_listed", "Cancel", "decode_cancel"]
 
 logger = logging.getLogger(__name__)
+_MAX_CANCEL_BYTES: Final = 8 * 1024
+"""It is journaled, and told to every neighbour whenever anything changes."""
 
 
 class Preparation:
@@ -173,9 +177,11 @@ class Cancel:
 def decode_cancel(payload: bytes) -> Cancel:
     """The cancel in a signed payload."""
     try:
-        return decode(Cancel, json.loads(payload))
-    except (ValueError, RecursionError, ConfigError) as error:
-        raise RunError("E-RUN-PLAN", f"the cancel is not usable: {error}") from error
+        if len(payload) > _MAX_CANCEL_BYTES:
+            raise ValueError(f"{len(payload)} bytes are too many")
+        return decode(Cancel, parse_json(payload))
+    except (ValueError, ConfigError) as error:
+        raise RunError("E-RUN-PLAN", f"the cancel is not usable: {clean(str(error), 300)}") from error
 
 
 def _stands(known: RunRecord, payload: bytes) -> bool:

@@ -72,7 +72,8 @@ class Task:
     def __post_init__(self) -> None:
         _require(2 <= len(self.classes) <= MAX_CLASSES, "classes must name at least two classes")
         _require(len(set(self.classes)) == len(self.classes), "classes must not repeat a name")
-        _require(all(name and len(name) <= MAX_NAME for name in self.classes), "class names must have 1 to 200 characters")
+        fitting = all(name and len(name) <= MAX_NAME for name in self.classes)
+        _require(fitting, f"class names must have 1 to {MAX_NAME} characters")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

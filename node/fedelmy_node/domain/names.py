@@ -11,7 +11,8 @@ from fedelmy_node.errors import ConfigError
 
 __all__ = [
     "SiteName", "RunId", "StepId", "EdgeId", "Address", "PeerAddress",
-    "site_name", "run_id", "step_id", "known_edge", "site_of", "edge_id", "edge_ends", "address", "peer_address", "file_stem",
+    "site_name", "run_id", "step_id", "known_edge", "site_of", "edge_id", "edge_ends",
+    "address", "peer_address", "file_stem",
 ]  # fmt: skip
 
 SiteName = NewType("SiteName", str)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 __all__ = ["clean", "clean_all", "MESSAGE_CHARACTERS"]
 
-MESSAGE_CHARACTERS: Final = 1000
+MESSAGE_CHARACTERS: Final = 1024
 """Of a sentence about what went wrong: enough for any of ours."""
 _ROUNDS: Final = 32
 """How deep `clean_all` looks; what is deeper is nobody's text."""
