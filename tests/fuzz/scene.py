@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 from federations import make_plan
+from google.protobuf.message import DecodeError
+from mutate import INTERESTING_TEXTS, join_frames, split_frames
 from reports import make_report, origin
 
 from fedelmy_launcher import authority
@@ -51,7 +52,6 @@ from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared, RunRecord, read_slice
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
-from mutate import INTERESTING_TEXTS, join_frames
 
 __all__ = ["doors", "request_seeds", "answer_seeds"]
 
@@ -209,7 +209,7 @@ class _Closable:
         pass
 
 
-class _Aborted(Exception):
+class _AbortedError(Exception):
     pass
 
 
@@ -228,7 +228,7 @@ class _Context:
         self.problem = next((decode_problem(value) for key, value in metadata if key == PROBLEM_KEY), None)
 
     def abort(self, status: grpc.StatusCode, details: str) -> None:
-        raise _Aborted(status, details)
+        raise _AbortedError(status, details)
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
@@ -271,7 +271,7 @@ class _Doors:
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         self._handlers |= {f"/{service}/{method}": handler for method, handler in handlers.items()}
 
-    def call(self, method: str, data: Any) -> None:
+    def call(self, method: str, data: bytes) -> None:
         """One call; what a guard answers with an error of ours is raised as that error."""
         details = type("Details", (), {"method": method, "invocation_metadata": ()})()
         guard = self._local if "Admin" in method else self._guard
@@ -279,13 +279,13 @@ class _Doors:
         context = _Context("operator/operator" if "Control" in method else "site/north")
         try:
             if handler.request_streaming:
-                handler.stream_unary(_received(data, handler.request_deserializer, context), context)
+                handler.stream_unary(_received(split_frames(data), handler.request_deserializer, context), context)
             elif handler.response_streaming:
                 for answer in handler.unary_stream(handler.request_deserializer(data), context):
                     handler.response_serializer(answer)
             else:
                 handler.response_serializer(handler.unary_unary(handler.request_deserializer(data), context))
-        except _Aborted as aborted:
+        except _AbortedError as aborted:
             if context.problem is None:
                 raise AssertionError(f"ended without a problem: {aborted}") from aborted
             raise error_from_code(context.problem.code, context.problem.message) from aborted
@@ -344,10 +344,20 @@ def header_seeds() -> list[bytes]:
 
 
 @cache
+def small_bundle() -> tuple[bytes, Any]:
+    """A bundle of a few hundred bytes, and its manifest."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    path = directory() / "small.safetensors"
+    save_file({"model/w": numpy.full(60, 0.5, numpy.float32), "model/h": numpy.ones((2, 3), numpy.float16)}, path)
+    return path.read_bytes(), read_header(path).manifest
+
+
+@cache
 def bundle_seeds() -> list[bytes]:
-    whole = _bundle()
-    length = int.from_bytes(whole[:8], "little")
-    return [whole, whole[: 8 + length + 100]]
+    whole, _ = small_bundle()
+    return [whole, whole[:-5]]
 
 
 @cache
@@ -428,10 +438,11 @@ def event_data() -> Mapping[EventKind, Mapping[str, Any]]:
     """Data as nodes tell them, one for each kind."""
     way = {"edge": EDGE, "peer": "north"}
     place = {"member": 1, "members": 3, "epoch": 2, "epochs": 5}
+    result = {"accuracy": 0.5, "samples": 10, "correct": 5}
     why = {"code": "E-PEER-UNREACHABLE", "message": "no answer in time"}
     return {
         EventKind.RUN: {"state": "running"},
-        EventKind.STEP: {"state": "done", "sha256": "ab" * 32, "bytes": 70, "result": {"accuracy": 0.5, "samples": 10, "correct": 5}},
+        EventKind.STEP: {"state": "done", "sha256": "ab" * 32, "bytes": 70, "result": result},
         EventKind.READY: {"train": 10, "validation": 2, "test": 3, "seconds": 0.5},
         EventKind.RESUMED: {**place, "batch": 3, "fits": 1},
         EventKind.BEGUN: {},
@@ -456,7 +467,12 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
         for i, (kind, data) in enumerate(event_data().items())
     ]
     absent = Absent(
-        site=SiteName("north"), seconds=5.0, on_unreachable="skip", patience_seconds=60.0, code="E-PEER-BUSY", message="x"
+        site=SiteName("north"),
+        seconds=5.0,
+        on_unreachable="skip",
+        patience_seconds=60.0,
+        code="E-PEER-BUSY",
+        message="x",
     )
     reports = [
         make_report(plan(), "south", origin=origin("train.1@north", without=("train.3@west",), by="south")),

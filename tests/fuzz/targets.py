@@ -13,9 +13,10 @@ from functools import cache
 from typing import Any, Final
 
 import grpc
-from google.protobuf.message import DecodeError, Message
-
 import scene
+from google.protobuf.message import DecodeError, Message
+from mutate import split_frames
+
 from fedelmy_launcher.discovery import reported_run
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.screen import site_table
@@ -28,8 +29,8 @@ from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.daemon.preparation import decode_cancel
 from fedelmy_node.daemon.words import after_word, repeat_lost, take_words
 from fedelmy_node.domain import names
-from fedelmy_node.domain.narration import absence_text, narrate, skip_text
 from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.narration import absence_text, narrate, skip_text
 from fedelmy_node.errors import FedelmyError, InternalError, PeerError, error_from_code
 from fedelmy_node.identity.certificates import check_dates, fingerprint, parse_certificates, public_key, read_subject
 from fedelmy_node.identity.requests import read_request
@@ -39,7 +40,6 @@ from fedelmy_node.rpc.blocks import decode_request
 from fedelmy_node.rpc.faults import decode_problem, encode_problem
 from fedelmy_node.store.records import read_slice
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
-from mutate import split_frames
 
 __all__ = ["Target", "targets", "REQUESTS", "ANSWERS"]
 
@@ -89,7 +89,7 @@ def _request_targets() -> Iterator[Target]:
             name=f"request {method.removeprefix('/fedelmy.v1.')}",
             form="frames" if name == "Send" else "protobuf",
             seeds=lambda method=method: scene.request_seeds()[method],
-            decode=lambda data, method=method: scene.doors().call(method, split_frames(data) if "Send" in method else data),
+            decode=lambda data, method=method: scene.doors().call(method, data),
             expected=(FedelmyError, DecodeError, ValueError, grpc.RpcError),
             weight=1 if name in _EMPTY else 2 if name == "Send" else 4,
         )
@@ -253,7 +253,7 @@ def _json(data: bytes) -> None:
 
 def _stream(data: bytes) -> None:
     """A bundle as it arrives, in pieces that depend on its length."""
-    check = StreamCheck(len(data), scene.manifest())
+    check = StreamCheck(len(data), scene.small_bundle()[1])
     piece = 1 + len(data) % 97
     for begin in range(0, len(data), piece):
         check.feed(data[begin : begin + piece])

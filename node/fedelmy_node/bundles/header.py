@@ -131,7 +131,7 @@ def _parse_json(text: bytes) -> dict[str, Any]:
     if text[:1] != b"{":
         raise _bad("the header does not begin with '{'")
     try:
-        table = parse_json(text)
+        table = parse_json(text, max_values=16 * MAX_TENSORS)
     except ValueError as error:
         raise _bad(f"the header is not valid JSON: {_short(error)}") from error
     assert isinstance(table, dict), "a JSON text that begins with a brace is an object"

@@ -12,10 +12,12 @@ import math
 import re
 from typing import Any, Final
 
-__all__ = ["parse_json", "MAX_DEPTH"]
+__all__ = ["parse_json", "MAX_DEPTH", "MAX_VALUES"]
 
 MAX_DEPTH: Final = 32
 """Of lists and tables in each other; a plan has 5. Whatever walks over a value may recurse this deep."""
+MAX_VALUES: Final = 400_000
+"""A plan of the longest chain that fits into a message has fewer; each costs more memory than it has bytes."""
 _NUMBER_CHARACTERS: Final = 40
 """Every 64-bit integer and every double fits."""
 _INTEGERS: Final = range(-(2**63), 2**64)
@@ -25,8 +27,10 @@ _HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
 """Half a character, or one of two halves that belong together."""
 
 
-def parse_json(data: bytes) -> Any:
+def parse_json(data: bytes, max_values: int = MAX_VALUES) -> Any:
     """The value of a JSON text in UTF-8; anything wrong with it is a ValueError whose text is short."""
+    if data.count(b",") > max_values:  # between any two values of a list or table is one
+        raise ValueError("it has too many values")
     try:
         text = data.decode("utf-8")
         integer, real = (_integer, _float) if _LARGE.search(text) else (None, None)

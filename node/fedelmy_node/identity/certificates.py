@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal, cast, get_args
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -92,7 +92,7 @@ def public_key(holder: x509.Certificate | x509.CertificateSigningRequest) -> ec.
     """The holder's P-256 key; other kinds are refused (grpcio's TLS takes no Ed25519, and one is enough)."""
     try:
         key = holder.public_key()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise IdentityError("E-IDENTITY-FILE", f"the public key cannot be read: {error}") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("E-IDENTITY-FILE", "the key is not an ECDSA P-256 key")
@@ -166,6 +166,7 @@ def check_authority(ca: x509.Certificate) -> None:
         ValueError,
         TypeError,
         InvalidSignature,
+        UnsupportedAlgorithm,
     ) as error:
         raise IdentityError("E-IDENTITY-FILE", "the CA certificate is not one of a federation") from error
     if not constraints.ca:
@@ -180,7 +181,7 @@ def verify_certificate(certificate: x509.Certificate, ca: x509.Certificate, now:
     check_authority(ca)
     try:
         certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature) as error:
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise IdentityError("E-IDENTITY-UNTRUSTED", "the certificate was not signed by this federation's CA") from error
     subject = read_subject(certificate)
     check_dates(certificate, str(subject), now)
