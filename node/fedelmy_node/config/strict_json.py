@@ -50,7 +50,7 @@ def parse_json(data: bytes, max_values: int = MAX_VALUES) -> Any:
 
 def _is_too_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [
             item
             for each in level
