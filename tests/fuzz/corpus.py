@@ -38,6 +38,15 @@ rX7BEowCIGsXfDULMLQMkWcOP4CwvQ50eThxNEFEm+Y4FvIFiDyR
 -----END CERTIFICATE REQUEST-----
 """
 
+_REQUEST_OF_ANOTHER_VERSION = b"""-----BEGIN CERTIFICATE REQUEST-----
+MIIBBzCBrwIBAjAdMRswGQYDVQQDDBJub3J0aC5zaXRlLmZlZGVsbXkwWTATBgcqhkjOPQIBBggq
+hkjOPQMBBwNCAATAqVk4YkFI2OzAIAT0/Njc8qVraO/rD6noijHiqfQ7jjgVCZfLd9c8tyvlmpOL
+nraAm6s5NaLDy3ABvQ/PjYMwoDAwLgYJKoZIhvcNAQkOMSEwHzAdBgNVHREEFjAUghJub3J0aC5z
+aXRlLmZlZGVsbXkwCgYIKoZIzj0EAwIDRwAwRAIgHWFHrgKWXVxDUfqI8qVP12r8sTmoEdG+V8kJ
+7EzdXmwCIFK8iqiATcLN99xHvuMWjGs6laYYy7wb3OO5DD6IhODu
+-----END CERTIFICATE REQUEST-----
+"""  # InvalidVersion, which is no ValueError either
+
 
 def _plan(**changes: Any) -> bytes:
     return json.dumps({**scene.encoded_plan(), **changes}).encode("utf-8", "surrogatepass")
@@ -82,6 +91,7 @@ def small() -> Iterator[tuple[str, bytes]]:
         )
     yield "certificate", _CERTIFICATE_OF_UNKNOWN_KEY
     yield "certificate request", _REQUEST_OF_UNKNOWN_KEY
+    yield "certificate request", _REQUEST_OF_ANOTHER_VERSION
     yield "signature", join_frames([b"\x30\x06\x02\x01\x01\x02\x01\x01", _CERTIFICATE_OF_UNKNOWN_KEY])
     yield from (("plan", data) for data in _plans())
     yield from (("answer Event", data) for data in _events())

@@ -21,7 +21,7 @@ from fedelmy_node.domain.names import SiteName, site_name
 from fedelmy_node.errors import ConfigError, IdentityError
 
 __all__ = [
-    "Role", "Subject", "KEY_USAGES",
+    "Role", "Subject", "KEY_USAGES", "UNREADABLE",
     "fingerprint", "full_fingerprint", "public_key", "parse_certificates", "to_pem",
     "subject_of_names", "read_subject", "check_dates", "check_authority", "verify_certificate",
 ]  # fmt: skip
@@ -29,7 +29,16 @@ __all__ = [
 _SUFFIX: Final = "fedelmy"
 KEY_USAGES: Final = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 """Every node dials and is dialled, so every certificate needs both."""
-
+UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""What `cryptography` raises about what others wrote; most of it is no ValueError."""
 
 Role = Literal["site", "operator"]
 """What a certificate's holder may do: a site trains and delivers, an operator controls and signs plans."""
@@ -92,7 +101,7 @@ def public_key(holder: x509.Certificate | x509.CertificateSigningRequest) -> ec.
     """The holder's P-256 key; other kinds are refused (grpcio's TLS takes no Ed25519, and one is enough)."""
     try:
         key = holder.public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except UNREADABLE as error:
         raise IdentityError("E-IDENTITY-FILE", f"the public key cannot be read: {error}") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("E-IDENTITY-FILE", "the key is not an ECDSA P-256 key")
@@ -103,7 +112,7 @@ def parse_certificates(pem: bytes, origin: str) -> Sequence[x509.Certificate]:
     """All certificates of a PEM text; `origin` names it in messages."""
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise IdentityError("E-IDENTITY-FILE", f"{origin} holds no certificate") from error
 
 
@@ -131,7 +140,7 @@ def read_subject(certificate: x509.Certificate) -> Subject:
     try:
         alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
+    except UNREADABLE as error:
         raise IdentityError("E-IDENTITY-FILE", f"the certificate is not one of a federation: {error}") from error
     if not set(KEY_USAGES) <= set(usages):
         raise IdentityError("E-IDENTITY-FILE", "the certificate must allow both server and client authentication")
@@ -160,14 +169,7 @@ def check_authority(ca: x509.Certificate) -> None:
     try:
         constraints = ca.extensions.get_extension_for_class(x509.BasicConstraints).value
         ca.verify_directly_issued_by(ca)
-    except (
-        x509.ExtensionNotFound,
-        x509.DuplicateExtension,
-        ValueError,
-        TypeError,
-        InvalidSignature,
-        UnsupportedAlgorithm,
-    ) as error:
+    except (*UNREADABLE, InvalidSignature) as error:
         raise IdentityError("E-IDENTITY-FILE", "the CA certificate is not one of a federation") from error
     if not constraints.ca:
         raise IdentityError("E-IDENTITY-FILE", "the CA certificate may not sign others")
@@ -181,7 +183,7 @@ def verify_certificate(certificate: x509.Certificate, ca: x509.Certificate, now:
     check_authority(ca)
     try:
         certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+    except (*UNREADABLE, InvalidSignature) as error:
         raise IdentityError("E-IDENTITY-UNTRUSTED", "the certificate was not signed by this federation's CA") from error
     subject = read_subject(certificate)
     check_dates(certificate, str(subject), now)
