@@ -220,6 +220,9 @@ def main() -> int:
     if options.atheris is not None:
         atheris_child(options.atheris, options.inputs, options.seed)
         return 0
+    import scene
+
+    os.environ[scene.ROOT] = str(scene.directory())  # libFuzzer ends its processes without cleaning up
     return _lead(options)
 
 
