@@ -17,7 +17,7 @@ from fedelmy_launcher.plans import new_plan_id, signed_cancel, signed_slices
 from fedelmy_node import CONTRACT
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.federation import Absence, Federation
-from fedelmy_node.domain.names import Address, RunId, SiteName
+from fedelmy_node.domain.names import Address, RunId, SiteName, site_of
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import NodeDescription, PrepareAnswer, RunReport
 from fedelmy_node.errors import FedelmyError, PeerError, RunError
@@ -145,7 +145,14 @@ class Sites:
     def reports(
         self, run: RunId, sites: Iterable[SiteName] | None = None
     ) -> tuple[dict[SiteName, RunReport], list[Refusal]]:
-        return self.ask(lambda _, client: client.report(run), sites)
+        def question(site: SiteName, client: OperatorClient) -> RunReport:
+            report = client.report(run)
+            own = all(site_of(step.step) == site for step in report.steps)
+            if (report.run, report.site) != (run, site) or not own:
+                raise PeerError("E-PEER-PROTOCOL", f"{site} reports what is not its own")
+            return report
+
+        return self.ask(question, sites)
 
     def cancel(
         self, run: RunId, reason: str, reports: Mapping[SiteName, RunReport]

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from fedelmy_launcher.control import Sites
 from fedelmy_node.domain.events import Event, EventKind, RunState
-from fedelmy_node.domain.names import RunId, SiteName
+from fedelmy_node.domain.names import RunId, SiteName, site_of
 from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
 
 __all__ = ["Streams", "News", "Lost", "Ended"]
@@ -74,6 +74,7 @@ class Streams:
             while not self._stopped.is_set():
                 try:
                     for event in self._sites.client(site).watch(self._run, after):
+                        _check_source(event, site, self._run, after)
                         after = event.seq
                         if event.kind == EventKind.RUN:
                             is_final = RunState(event.data["state"]).is_final
@@ -95,3 +96,10 @@ class Streams:
         finally:
             self._open.discard(site)
             self._news.put(ended)
+
+
+def _check_source(event: Event, site: SiteName, run: RunId, after: int) -> None:
+    """A site tells what happens at that site in this run, in order, and nothing else."""
+    own_step = event.step is None or site_of(event.step) == site
+    if (event.site, event.run) != (site, run) or not own_step or event.seq <= after:
+        raise PeerError("E-PEER-PROTOCOL", f"{site} tells an event that is not its own, or out of order")

@@ -73,7 +73,7 @@ def signed_cancel(
 
     A withdrawal ends it only where it is prepared and nothing more.
     """
-    readable = reason.encode("utf-8", "replace").decode()  # a terminal may have passed on half a character
+    readable = reason[:500].encode("utf-8", "replace").decode()  # a terminal may have passed on half a character
     payload = canonical_json({"run": run, "plan_id": plan_id, "reason": readable, "withdraw": withdraw})
     return _signed(payload, identity, Purpose.CANCEL)
 

@@ -16,6 +16,7 @@ from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.narration import narrate
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Origin, Skip
 
 __all__ = ["SiteProgress", "RunProgress"]
@@ -183,7 +184,8 @@ class RunProgress:
     def _step(self, site: SiteProgress, event: Event) -> None:
         assert event.step is not None
         state = StepState(event.data["state"])
-        kind = self._kinds.get(event.step) or StepKind(event.step.partition(".")[0])
+        named = event.step.partition(".")[0]
+        kind = self._kinds.get(event.step) or (StepKind(named) if named in set(StepKind) else None)
         self._states[event.step] = state
         if state == StepState.RUNNING:
             self._begun[event.step] = event.time
@@ -200,13 +202,14 @@ class RunProgress:
             if kind == StepKind.EVALUATE:
                 site.evaluation = event.data.get("result", {})
             elif kind == StepKind.DELIVER:
-                site.sha256, site.size = event.data["sha256"], event.data["bytes"]
-            else:
+                site.sha256, site.size = event.data.get("sha256", ""), event.data.get("bytes", 0)
+            elif kind == StepKind.TRAIN:
                 site.seconds += event.time - self._begun.get(event.step, event.time)
 
     def _go_around(self, event: Event) -> None:
         for step in event.data["steps"]:
-            skip = Skip(step=step, by=event.site, code=event.data["code"], message=event.data["message"])
+            code, message = clean(event.data["code"], 64), clean(event.data["message"], 400)
+            skip = Skip(step=step, by=event.site, code=code, message=message)
             self._around.setdefault(StepId(step), skip)
         self._mark()
 

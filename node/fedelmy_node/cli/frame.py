@@ -10,14 +10,18 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
 from fedelmy_node import __version__
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import EXIT_DETACHED, FedelmyError, InternalError
 
 __all__ = ["LazyGroup", "run", "emit_json", "configure_logging"]
+
+_LINE_CHARACTERS: Final = 4096
+"""Of a line of a log; longer ones are cut."""
 
 
 class LazyGroup(click.Group):
@@ -98,12 +102,21 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         run = record.__dict__.get("run")
-        named = {"run": f"{run}: " if run else "", "msg": f"{record.getMessage()}{_more(record)}", "args": ()}
+        told = {
+            "run": f"{run}: " if run else "",
+            "msg": _one_record(f"{record.getMessage()}{_more(record)}"),
+            "args": (),
+        }
         # A copy without the text that another handler may have made of the exception.
-        return super().format(logging.makeLogRecord({**record.__dict__, **named, "exc_text": None}))
+        return super().format(logging.makeLogRecord({**record.__dict__, **told, "exc_text": None}))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
         return _frames(ei)
+
+
+def _one_record(message: str) -> str:
+    """A message that cannot look like another line of the log: others' words may be in it."""
+    return "\n    ".join(clean(line, _LINE_CHARACTERS) for line in message.split("\n"))
 
 
 class _JsonFormatter(logging.Formatter):

@@ -29,6 +29,7 @@ from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, Shortcut, StepKind
 from fedelmy_node.domain.reports import Absent, NeighbourState, Signed
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import FedelmyError, RunError
 from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
@@ -266,7 +267,7 @@ class Executor:
         if record.cancel is None and not cancel.withdraw:
             self._journal.keep_cancel(run, signed)
         if not record.state.is_over:
-            self._end(record, RunState.CANCELLED, message=cancel.reason[:500])
+            self._end(record, RunState.CANCELLED, message=clean(cancel.reason, 500))
         return self._journal.state(run)
 
     def _abort(self, run: RunId, message: str) -> None:

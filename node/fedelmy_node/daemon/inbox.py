@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from fedelmy_node.bundles.check import check_manifest
-from fedelmy_node.bundles.header import MAX_HEADER_BYTES
+from fedelmy_node.bundles.header import longest_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.size import tensor_bytes
 from fedelmy_node.daemon.arrival import Arrival, partial_path
@@ -27,7 +27,8 @@ from fedelmy_node.store.records import RunRecord
 
 __all__ = ["Inbox"]
 
-_MIN_BLOCK, _MAX_BLOCK = 1 << 10, 2 << 20
+_MIN_BLOCK, _MAX_BLOCK = 64 << 10, 2 << 20
+"""Each block costs a message, a digest, a write and a check, however small it is; ours have 1 MiB."""
 _SPARE_BYTES: Final = 64 << 20
 """Left free on the disk for the journal and for what the step itself writes."""
 
@@ -161,7 +162,7 @@ class Inbox:
         if not _MIN_BLOCK <= offer.block_bytes <= _MAX_BLOCK:
             raise TransferError("E-TRANSFER-OFFER", f"blocks of {offer.block_bytes} bytes are not accepted")
         payload = tensor_bytes(record.prepared.manifest)
-        if not payload < offer.size <= payload + MAX_HEADER_BYTES:
+        if not payload < offer.size <= payload + longest_header(record.prepared.manifest):
             raise TransferError("E-TRANSFER-SIZE", f"a bundle of this run cannot have {offer.size} bytes")
         partial = partial_path(self._layout.input(offer.run, offer.edge), offer)
         free, here = self._layout.free_bytes(), partial.stat().st_size if partial.exists() else 0

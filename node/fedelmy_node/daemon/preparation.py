@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from fedelmy_node.bundles.size import model_bytes, tensor_bytes
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.site import SiteConfig
+from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.daemon.consent import check_listed, efforts, refuse, refuse_bundle
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.trainers import OneJob
@@ -19,6 +20,7 @@ from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName, run_id
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Signed
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.durable import remove_tree
 from fedelmy_node.errors import (
     ConfigError,
@@ -45,6 +47,8 @@ from fedelmy_node.training.strategies import settings_for
 __all__ = ["Preparation", "check_operator", "Cancel", "decode_cancel"]
 
 logger = logging.getLogger(__name__)
+_MAX_CANCEL_BYTES: Final = 8 * 1024
+"""It is journaled, and told to every neighbour whenever anything changes."""
 
 
 class Preparation:
@@ -181,9 +185,11 @@ class Cancel:
 def decode_cancel(payload: bytes, operator: str = "") -> Cancel:
     """The cancel in a signed payload; `operator`: who signed it."""
     try:
-        return replace(decode(Cancel, json.loads(payload)), operator=operator)
-    except (ValueError, RecursionError, ConfigError) as error:
-        raise RunError("E-RUN-PLAN", f"the cancel is not usable: {error}") from error
+        if len(payload) > _MAX_CANCEL_BYTES:
+            raise ValueError(f"{len(payload)} bytes are too many")
+        return replace(decode(Cancel, parse_json(payload)), operator=operator)
+    except (ValueError, ConfigError) as error:
+        raise RunError("E-RUN-PLAN", f"the cancel is not usable: {clean(str(error), 300)}") from error
 
 
 def _plan_act(act: str, prepared: Prepared, state: RunState) -> Act:

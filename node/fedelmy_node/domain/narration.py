@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
+from fedelmy_node.domain.texts import clean
 
 if TYPE_CHECKING:
     from fedelmy_node.domain.reports import Absent
@@ -45,7 +46,7 @@ def narrate(event: Event) -> str | None:
             text = f"{data['peer']} answers again"
         case EventKind.AROUND:
             to = f", hands over to {data['peer']}" if data.get("peer") else ""
-            text = f"goes on without {', '.join(data['steps'])}{to} ({data['message']})"
+            text = f"goes on without {clean(', '.join(data['steps']), 400)}{to} ({data['message']})"
         case EventKind.WARNING:
             text = f"warning {data['code']}: {data['message']}"
         case _:

@@ -21,7 +21,7 @@ from fedelmy_node.domain.reports import (
     Signed,
 )
 from fedelmy_node.domain.transfer import Parcel, Receipt
-from fedelmy_node.errors import TransferError
+from fedelmy_node.errors import PeerError, TransferError
 from fedelmy_node.rpc import convert
 from fedelmy_node.rpc.faults import map_errors
 from fedelmy_node.rpc.sending import BlockStream, Stalled, send_method
@@ -66,12 +66,14 @@ class OperatorClient:
 
     def start(self, run: RunId) -> RunState:
         with map_errors(self._name):
-            return RunState(self._stub.Start(control_pb2.StartRequest(run=run), timeout=_ANSWER_SECONDS).state)
+            reply = self._stub.Start(control_pb2.StartRequest(run=run), timeout=_ANSWER_SECONDS)
+        return convert.state_from_pb(reply.state)
 
     def cancel(self, signed: Signed) -> RunState:
         request = control_pb2.CancelRequest(cancel=convert.signed_to_pb(signed))
         with map_errors(self._name):
-            return RunState(self._stub.Cancel(request, timeout=_ANSWER_SECONDS).state)
+            reply = self._stub.Cancel(request, timeout=_ANSWER_SECONDS)
+        return convert.state_from_pb(reply.state)
 
     def report(self, run: RunId) -> RunReport:
         with map_errors(self._name):
@@ -122,8 +124,11 @@ class PeerClient:
             if answer.WhichOneof("answer") == "receipt":
                 receipt = convert.receipt_from_pb(answer.receipt)
             else:
+                if not 0 <= answer.resume_from <= -(-offer.size // offer.block_bytes):
+                    message = f"{self._name} asks for block {answer.resume_from}, which the bundle has not got"
+                    raise PeerError("E-PEER-PROTOCOL", message)
                 receipt = self._send(BlockStream(parcel, answer.resume_from), moved)
-        if receipt.sha256 != offer.sha256:
+        if (receipt.edge, receipt.sha256, receipt.size) != (offer.edge, offer.sha256, offer.size):
             raise TransferError("E-TRANSFER-HASH", f"{self._name} acknowledged another bundle than was sent")
         return receipt
 
@@ -177,4 +182,4 @@ class AdminClient:
         request = admin_pb2.PruneRequest(runs=runs, older_seconds=older_seconds, dry_run=dry_run)
         with map_errors("the daemon", local=True):
             reply = self._stub.Prune(request)
-        return tuple(PrunedRun(run=RunId(r.run), state=RunState(r.state), size=r.size) for r in reply.runs)
+        return convert.pruned_from_pb(reply.runs)

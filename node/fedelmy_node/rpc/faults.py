@@ -7,7 +7,6 @@ trusted to be ours.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Final, NoReturn
 import grpc
 
 from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import (
     CATALOGUE,
@@ -62,14 +62,10 @@ def decode_problem(data: bytes) -> Problem | None:
     if len(data) > _LIMIT_BYTES:
         return None
     try:
-        problem = decode(Problem, json.loads(data))
-    except (ValueError, RecursionError, ConfigError):
+        problem = decode(Problem, parse_json(data))
+    except (ValueError, ConfigError):
         return None
-    return Problem(
-        code=clean(problem.code, 64),
-        message=clean(problem.message, _LIMIT_BYTES),
-        hint=clean(problem.hint, _LIMIT_BYTES),
-    )
+    return Problem(code=clean(problem.code, 64), message=clean(problem.message), hint=clean(problem.hint))
 
 
 def abort(context: grpc.ServicerContext, error: FedelmyError, *, local: bool = False) -> NoReturn:

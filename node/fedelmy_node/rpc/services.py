@@ -33,6 +33,7 @@ from fedelmy_node.identity.files import LIST_BYTES
 from fedelmy_node.rpc import convert
 from fedelmy_node.rpc.ahead import Ahead
 from fedelmy_node.rpc.blocks import decode_request
+from fedelmy_node.rpc.bounds import MAX_BEGIN_BYTES, asked_edge, asked_run, bounded, seconds
 from fedelmy_node.rpc.calling import concern
 from fedelmy_node.rpc.guard import Rule, caller, recheck
 from fedelmy_proto.v1 import (
@@ -134,11 +135,11 @@ class _Control(control_pb2_grpc.ControlServicer):
 
     def Start(self, request: control_pb2.StartRequest, context: Context) -> control_pb2.StartReply:
         concern(request.run)
-        return control_pb2.StartReply(state=self._admitted(context).start(RunId(request.run)))
+        return control_pb2.StartReply(state=self._admitted(context).start(asked_run(request.run)))
 
     def Watch(self, request: control_pb2.WatchRequest, context: Context) -> Iterator[control_pb2.Event]:
         concern(request.run)
-        stream = self._admitted(context).watch(RunId(request.run), request.after)
+        stream = self._admitted(context).watch(asked_run(request.run), request.after)
         if context.add_callback(stream.close):
             for event in stream:
                 recheck(context)  # a run may outlast the certificate of whoever watches it
@@ -149,7 +150,7 @@ class _Control(control_pb2_grpc.ControlServicer):
 
     def Report(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
         concern(request.run)
-        return convert.report_to_pb(self._admitted(context).report(RunId(request.run)))
+        return convert.report_to_pb(self._admitted(context).report(asked_run(request.run)))
 
     def _admitted(self, context: Context) -> ControlHandler:
         self._handler.admit(caller(context).name)
@@ -168,7 +169,7 @@ class _Peer(peer_pb2_grpc.PeerServicer):
 
     def Watch(self, request: peer_pb2.NeighbourWatch, context: Context) -> Iterator[peer_pb2.NeighbourState]:
         concern(request.run)
-        stream = self._handler.tell_neighbour(SiteName(caller(context).name), RunId(request.run))
+        stream = self._handler.tell_neighbour(SiteName(caller(context).name), asked_run(request.run))
         if not context.add_callback(stream.close):
             stream.close()
         else:
@@ -200,8 +201,8 @@ class _Transfer:
         try:
             receipt = self._handler.receive(
                 SiteName(caller(context).name),
-                RunId(header.run),
-                EdgeId(header.edge),
+                asked_run(header.run),
+                asked_edge(header.edge),
                 header.sha256.hex(),
                 header.first_block,
                 _blocks(requests, context),
@@ -236,20 +237,20 @@ class _Admin(admin_pb2_grpc.AdminServicer):
         return admin_pb2.RunsReply(runs=convert.summaries_to_pb(self._handler.runs()))
 
     def Show(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
-        return convert.report_to_pb(self._handler.show(RunId(request.run)))
+        return convert.report_to_pb(self._handler.show(asked_run(request.run)))
 
     def Approve(self, request: admin_pb2.ApproveRequest, context: Context) -> admin_pb2.ApproveReply:
-        return admin_pb2.ApproveReply(state=self._handler.approve(RunId(request.run), request.plan_sha256))
+        return admin_pb2.ApproveReply(state=self._handler.approve(asked_run(request.run), request.plan_sha256))
 
     def Refuse(self, request: admin_pb2.RefuseRequest, context: Context) -> admin_pb2.RefuseReply:
-        return admin_pb2.RefuseReply(state=self._handler.refuse(RunId(request.run), request.reason))
+        return admin_pb2.RefuseReply(state=self._handler.refuse(asked_run(request.run), request.reason))
 
     def Model(self, request: admin_pb2.ModelRequest, context: Context) -> admin_pb2.ModelReply:
-        return convert.model_to_pb(self._handler.model(RunId(request.run) if request.run else None))
+        return convert.model_to_pb(self._handler.model(asked_run(request.run) if request.run else None))
 
     def Prune(self, request: admin_pb2.PruneRequest, context: Context) -> admin_pb2.PruneReply:
-        runs = tuple(RunId(run) for run in request.runs)
-        pruned = self._handler.prune(runs, request.older_seconds, dry_run=request.dry_run)
+        runs = tuple(asked_run(run) for run in request.runs)
+        pruned = self._handler.prune(runs, seconds(request.older_seconds), dry_run=request.dry_run)
         return admin_pb2.PruneReply(
             runs=[admin_pb2.PrunedRun(run=run.run, state=run.state, size=run.size) for run in pruned]
         )
@@ -262,7 +263,9 @@ def add_network(server: Server, control: ControlHandler, peer: PeerHandler, tran
     transfer_servicer = _Transfer(transfer)
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Begin": grpc.unary_unary_rpc_method_handler(
-            transfer_servicer.Begin, transfer_pb2.BeginRequest.FromString, transfer_pb2.BeginReply.SerializeToString
+            transfer_servicer.Begin,
+            bounded(transfer_pb2.BeginRequest.FromString, MAX_BEGIN_BYTES),
+            transfer_pb2.BeginReply.SerializeToString,
         ),
         "Send": grpc.stream_unary_rpc_method_handler(
             transfer_servicer.Send, decode_request, transfer_pb2.Receipt.SerializeToString
