@@ -317,7 +317,7 @@ def plan_seeds() -> list[bytes]:
 
 @cache
 def cancel_seeds() -> list[bytes]:
-    return [signed_cancel(RUN, reason, None, withdraw=bool(reason)).payload for reason in ("", "wrong classes")]
+    return [signed_cancel(RUN, "", reason, None, withdraw=bool(reason)).payload for reason in ("", "wrong classes")]
 
 
 @cache
@@ -397,7 +397,7 @@ def name_seeds() -> list[bytes]:
 def request_seeds() -> Mapping[str, list[bytes]]:
     operator = _operator()
     slices = [convert.signed_to_pb(signed) for signed in signed_slices(plan(), operator).values()]
-    cancel = convert.signed_to_pb(signed_cancel(RUN, "because", operator))
+    cancel = convert.signed_to_pb(signed_cancel(RUN, "", "because", operator))
     run = _pb(control_pb2.ReportRequest(run=RUN))
     header = transfer_pb2.SendHeader(run=RUN, edge=EDGE, sha256=bytes.fromhex(_offer().sha256), first_block=0)
     data = _bundle()[:BLOCK]
@@ -482,7 +482,7 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
         make_report(plan(), "north", RunState.RUNNING, absent=(absent,)),
     ]
     edges = tuple(edge.id for edge in record().slice.edges_out)
-    cancel = signed_cancel(RUN, "because", _operator())
+    cancel = signed_cancel(RUN, "", "because", _operator())
     states = [
         NeighbourState(state=RunState.RUNNING, received=edges, settled=edges, closed=edges[:1], near=edges),
         NeighbourState(state=RunState.CANCELLED, cancel=cancel),

@@ -61,7 +61,7 @@ def test_an_operator_who_is_not_listed_gets_no_answer(
     ask: Callable[[str], OperatorClient], identities: Identities
 ) -> None:
     client = ask("alice")
-    cancel = signed_cancel(RUN, "enough", identities["operator"])
+    cancel = signed_cancel(RUN, "", "enough", identities["operator"])
     for question in [*QUESTIONS, lambda client: client.cancel(cancel)]:
         with pytest.raises(ConsentError, match="E-CONSENT-OPERATOR") as caught:
             question(client)

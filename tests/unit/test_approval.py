@@ -144,7 +144,7 @@ def test_preparing_the_same_plan_again_finds_it(pending: Callable[..., Bench]) -
 @pytest.mark.parametrize("withdraw", [True, False])
 def test_the_operator_can_take_it_back(pending: Callable[..., Bench], withdraw: bool) -> None:
     made = pending()
-    word = signed_cancel(RUN, "another site refused", None, withdraw=withdraw)
+    word = signed_cancel(RUN, "", "another site refused", None, withdraw=withdraw)
     assert made.executor.cancel(decode_cancel(word.payload), word) == RunState.CANCELLED
     with pytest.raises(RunError, match="E-RUN-CANCELLED"):
         made.executor.approve(RUN, made.sha256)
@@ -152,7 +152,7 @@ def test_the_operator_can_take_it_back(pending: Callable[..., Bench], withdraw: 
 
 def test_a_cancel_is_heard_from_a_neighbour(pending: Callable[..., Bench]) -> None:
     made = pending()
-    word = signed_cancel(RUN, "enough", None)
+    word = signed_cancel(RUN, "", "enough", None)
     made.network.sites["b"].tell(NeighbourState(state=RunState.CANCELLED, cancel=word))
     made.wait_for(lambda: made.journal.state(RUN) == RunState.CANCELLED)
 

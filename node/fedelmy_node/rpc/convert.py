@@ -128,7 +128,8 @@ def description_from_pb(message: control_pb2.DescribeReply) -> NodeDescription:
         site=site_name(message.site), version=label(message.version), contracts=tuple(map(label, message.contracts)),
         torch=label(message.torch), platform=label(message.platform), device=label(message.device),
         data=label(message.data), peers=tuple(map(label, message.peers)), free_bytes=count(message.free_bytes),
-        clock=seconds(message.clock), runs=summaries_from_pb(message.runs), certificate_expires=seconds(message.certificate_expires),
+        clock=seconds(message.clock), runs=summaries_from_pb(message.runs),
+        certificate_expires=seconds(message.certificate_expires),
     )  # fmt: skip
 
 
