@@ -193,5 +193,7 @@ def test_a_stream_without_a_header_and_one_that_breaks_off_are_refused(node: Run
     with dial(node, identities["north"]) as channel:
         send = channel.stream_unary("/fedelmy.v1.Transfer/Send")
         for messages in ([], [block], [wrong], [wrong, wrong], [wrong, b"\xff" * 20]):
-            with pytest.raises(TransferError), map_errors("south"):
+            with pytest.raises(FedelmyError) as caught, map_errors("south"):
                 send(iter(messages), timeout=20)
+            # What cannot be decoded may be seen before what is wrong with the header.
+            assert isinstance(caught.value, TransferError) or messages[-1][:1] == b"\xff"

@@ -93,6 +93,13 @@ def configure_logging(style: str, context: Mapping[str, str], level: int = loggi
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter(context) if style == "json" else _TextFormatter(context))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # Whoever may call may send rubbish: that is a line, not a traceback.
+    logging.getLogger("grpc._common").addFilter(_without_traceback)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None
+    return True
 
 
 class _TextFormatter(logging.Formatter):
