@@ -191,6 +191,15 @@ def test_our_own_name_is_the_one_we_asked_for(join: Join) -> None:
     assert join(SOUTH, sans=("fl.south.example",)).subject == SOUTH
 
 
+def test_dates_are_looked_at_every_time(identities: Mapping[str, Identity]) -> None:
+    """What is remembered of a chain does not outlive it."""
+    north = identities["north"]
+    trust = Trust(north.ca_pem)
+    assert trust.verify(chain(north)) == trust.verify(chain(north)) == north.subject
+    with pytest.raises(IdentityError, match=r"E-IDENTITY-EXPIRED.*site/north"):
+        trust.verify(chain(north), north.not_after + timedelta(seconds=1))
+
+
 # --- revocation -------------------------------------------------------------------------------------------------------
 
 
