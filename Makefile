@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check proto bench e2e clean help
+.PHONY: demo test check proto bench e2e fuzz clean help
 
 help:  ## show this
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ e2e: $(VENV)/.installed  ## the tests that start real daemons, then every proces
 	$(PYTEST) -m full tests/integration
 	$(BIN)/python tests/e2e/kill_matrix.py
 
+fuzz: $(VENV)/.installed  ## every decoder that faces the network, with more than 100,000 hostile inputs
+	$(BIN)/python tests/fuzz/run.py
+
 check: $(VENV)/.installed  ## style, types, and that the generated code is up to date
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,4 +48,4 @@ bench: $(VENV)/.installed  ## every benchmark, one after the other
 	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## remove what make made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fedelmy-demo
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fedelmy-demo fuzz-failures

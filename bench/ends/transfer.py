@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, run_id
 from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
 from fedelmy_node.identity import keystore
-from fedelmy_node.rpc import services
+from fedelmy_node.rpc import endpoint, services
 from fedelmy_node.rpc.clients import PeerClient
 from fedelmy_node.rpc.dial import open_channel
 from fedelmy_node.rpc.guard import Guard
@@ -39,7 +40,8 @@ from fedelmy_proto.v1 import transfer_pb2, transfer_pb2_grpc
 
 EDGE = EdgeId("train.1@north>train.2@south")
 NORTH, SOUTH = SiteName("north"), SiteName("south")
-BUDGETS = {"transfers": 8, "control": 8, "preparations": 2, "watchers": 16, "neighbours": 4}
+BUDGETS = {kind: replace(budget, per_second=1e6) for kind, budget in endpoint.BUDGETS.items()}
+"""As a node's, but hand-overs may follow each other without a pause."""
 Command = Mapping[str, Any]
 
 

@@ -8,25 +8,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from fedelmy_launcher.federation_file import trust_rules
-from fedelmy_launcher.plans import signed_cancel, signed_slices
+from fedelmy_launcher.plans import new_plan_id, signed_cancel, signed_slices
 from fedelmy_node import CONTRACT
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.federation import Absence, Federation
-from fedelmy_node.domain.names import Address, RunId, SiteName
+from fedelmy_node.domain.names import Address, RunId, SiteName, site_of
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.domain.reports import NodeDescription, RunReport
+from fedelmy_node.domain.reports import NodeDescription, PrepareAnswer, RunReport
 from fedelmy_node.errors import FedelmyError, PeerError, RunError
 from fedelmy_node.identity.certificates import expiry_warning
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel
 
-__all__ = ["Sites", "Refusal", "refused", "start_run", "expiry_warnings"]
+__all__ = ["Sites", "Refusal", "refused", "withdraw", "prepare_run", "start_run", "expiry_warnings"]
 
 T = TypeVar("T")
 _FAR_SECONDS: Final = 2.5e11
@@ -145,20 +145,33 @@ class Sites:
     def reports(
         self, run: RunId, sites: Iterable[SiteName] | None = None
     ) -> tuple[dict[SiteName, RunReport], list[Refusal]]:
-        return self.ask(lambda _, client: client.report(run), sites)
+        def question(site: SiteName, client: OperatorClient) -> RunReport:
+            report = client.report(run)
+            own = all(site_of(step.step) == site for step in report.steps)
+            if (report.run, report.site) != (run, site) or not own:
+                raise PeerError("E-PEER-PROTOCOL", f"{site} reports what is not its own")
+            return report
 
-    def cancel(self, run: RunId, reason: str) -> tuple[dict[SiteName, RunState], list[Refusal]]:
-        signed = signed_cancel(run, reason, self.identity)
-        return self.ask(lambda _, client: client.cancel(signed))
+        return self.ask(question, sites)
 
-    def prepare(self, plan: Plan, *, check_only: bool) -> tuple[dict[SiteName, Mapping[str, Any]], list[Refusal]]:
+    def cancel(
+        self, run: RunId, reason: str, reports: Mapping[SiteName, RunReport]
+    ) -> tuple[dict[SiteName, RunState], list[Refusal]]:
+        """End the plan that each site reports; a site that reports none is told what the first one is."""
+        plans = {site: report.plan_id for site, report in reports.items()}
+        words = {plan: signed_cancel(run, plan, reason, self.identity) for plan in {*plans.values()}}
+        first = next(iter(plans.values()), "")
+        words.setdefault(first, signed_cancel(run, first, reason, self.identity))
+        return self.ask(lambda site, client: client.cancel(words[plans.get(site, first)]))
+
+    def prepare(self, plan: Plan, *, check_only: bool) -> tuple[dict[SiteName, PrepareAnswer], list[Refusal]]:
         """Ask every site whether it would take its part; with `check_only` it then forgets the question."""
         slices = signed_slices(plan, self.identity)
         return self.ask(lambda site, client: client.prepare(slices[site], check_only=check_only), sites=list(slices))
 
 
-def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
-    """Prepare everywhere; if all agree, start the steps without inputs. One refusal, and nothing starts."""
+def prepare_run(sites: Sites, plan: Plan) -> dict[SiteName, RunReport]:
+    """Ask every site; one refusal, and nothing starts. How the run then stands at each: prepared, pending or begun."""
     sites.bring_lists()
     nodes, unreachable = sites.describe()
     if unreachable:
@@ -170,21 +183,33 @@ def start_run(sites: Sites, plan: Plan) -> dict[SiteName, Mapping[str, Any]]:
             raise type(problem)(problem.code, problem.message, hint=hint)
         raise problem
     known, unknown = sites.reports(plan.run)
+    plan = replace(plan, plan_id=_plan_id(known.values()))
     is_new = all(report.state in (RunState.CANCELLED, RunState.EXPIRED) for report in known.values())
     is_new &= all(refusal.error.code == "E-RUN-UNKNOWN" for refusal in unknown)
-    reports, refusals = sites.prepare(plan, check_only=False)
+    accepted, refusals = sites.prepare(plan, check_only=False)
     if refusals:
-        if is_new:  # a run that exists is never ended by an attempt to follow it
-            withdrawal = signed_cancel(plan.run, "another site refused", sites.identity, withdraw=True)
-            sites.ask(lambda _, client: client.cancel(withdrawal), sites=list(reports))
+        # A run that exists is never ended by an attempt to follow it, unless a person has refused it.
+        if is_new or any(refusal.error.code == "E-CONSENT-REFUSED" for refusal in refusals):
+            withdraw(sites, plan.run, plan.plan_id, "another site refused", accepted)
         raise refused(refusals)
-    states, unheard = sites.reports(plan.run)
-    begun = (RunState.RUNNING, RunState.DONE)
-    waiting = [site for site, report in states.items() if report.state not in begun]
-    _, problems = sites.ask(lambda _, client: client.start(plan.run), sites=waiting)
-    if unheard or problems:
-        raise refused(unheard or problems)
+    reports, unheard = sites.reports(plan.run)
+    if unheard:
+        raise refused(unheard)
     return reports
+
+
+def start_run(sites: Sites, run: RunId, reports: Mapping[SiteName, RunReport]) -> None:
+    """Start a run that is prepared everywhere, wherever it has not begun."""
+    waiting = [site for site, report in reports.items() if report.state not in (RunState.RUNNING, RunState.DONE)]
+    _, problems = sites.ask(lambda _, client: client.start(run), sites=waiting)
+    if problems:
+        raise refused(problems)
+
+
+def withdraw(sites: Sites, run: RunId, plan_id: str, reason: str, names: Iterable[SiteName]) -> None:
+    """End this plan of a run at these sites, wherever nothing of it has begun."""
+    withdrawal = signed_cancel(run, plan_id, reason, sites.identity, withdraw=True)
+    sites.ask(lambda _, client: client.cancel(withdrawal), sites=names)
 
 
 def expiry_warnings(identity: Identity | None, nodes: Iterable[NodeDescription]) -> list[str]:
@@ -195,6 +220,14 @@ def expiry_warnings(identity: Identity | None, nodes: Iterable[NodeDescription])
             date = datetime.fromtimestamp(node.certificate_expires, UTC)
             texts += [text for text in (expiry_warning(f"site/{node.site}", date),) if text]
     return texts
+
+
+def _plan_id(reports: Iterable[RunReport]) -> str:
+    """Of the plan that the run has where it is alive or done, or that a person refused; else a new one."""
+    again = (RunState.CANCELLED, RunState.EXPIRED)
+    kept = (r.plan_id for r in reports if r.state not in again or r.code == "E-CONSENT-REFUSED")
+    found = next(kept, None)
+    return new_plan_id() if found is None else found
 
 
 def refused(refusals: list[Refusal]) -> FedelmyError:

@@ -14,12 +14,15 @@ from fedelmy_launcher.outcome import OutlineStep
 from fedelmy_node.domain.names import Address, RunId, SiteName, StepId, edge_ends, site_of
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.errors import RunError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel
 
 __all__ = ["ReportedStep", "ReportedRun", "discover", "reported_run", "site_at"]
 
+_MAX_SITES: Final = 10_000
+"""As many as a federation may have: a site that makes others up must not keep the search going."""
 _ORDER: Final = (StepKind.TRAIN, StepKind.DELIVER, StepKind.EVALUATE)
 
 
@@ -66,6 +69,8 @@ def discover(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], list[
         refusals += silent
         near = {n.site: n.address for report in found.values() for n in report.neighbours}
         asking = [site for site in near if site not in sites.addresses]
+        if len(sites.addresses) + len(asking) > _MAX_SITES:
+            raise RunError("E-RUN-PLAN", f"the sites of run {run} name more than {_MAX_SITES} others")
         sites.addresses.update({site: near[site] for site in asking})
     return reports, refusals
 

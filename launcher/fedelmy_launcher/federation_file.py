@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedelmy_launcher.topologies import check_topology
 from fedelmy_node.config.decode import decode, read_toml
@@ -64,10 +64,20 @@ class _File:
     strategy: Mapping[str, Setting]
 
 
-def load_federation(path: Path) -> Federation:
-    """The federation that a file describes; every mistake is named with its place."""
+def load_federation(path: Path, found: Sequence[Member] | None = None) -> Federation:
+    """The federation that a file describes; every mistake is named with its place.
+
+    Sites that were `found` by asking stand in place of [[sites]], which may then be missing; where both have a
+    site, its policy and its data for simulation stay.
+    """
     try:
-        return _federation(decode(_File, {"strategy": {}} | read_toml(path)), path)
+        defaults: dict[str, Any] = {"strategy": {}} | ({} if found is None else {"sites": []})
+        file = decode(_File, defaults | read_toml(path))
+        if found is not None:
+            listed = {member.name: member for member in file.sites}
+            merged = (replace(listed.get(site.name, site), address=site.address) for site in found)
+            file = replace(file, sites=tuple(merged))
+        return _federation(file, path)
     except FedelmyError as error:
         if str(path) in error.message:
             raise

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -18,7 +18,7 @@ from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.domain.events import Event, RunState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.narration import bytes_text, percent
-from fedelmy_node.errors import EXIT_SUBSET, RunError
+from fedelmy_node.errors import EXIT_SUBSET, ConsentError, RunError
 
 __all__ = ["follow_run", "show_result"]
 
@@ -136,6 +136,8 @@ class _Follower:
 def _judge(progress: RunProgress, site: SiteName) -> None:
     run, ended = progress.run, progress.sites[site]
     reason = ended.problem.partition(": ")[2] or ended.state
+    if ended.state == RunState.CANCELLED and ended.problem.startswith("E-CONSENT-REFUSED"):
+        raise ConsentError("E-CONSENT-REFUSED", reason)
     if ended.state == RunState.CANCELLED:
         raise RunError("E-RUN-CANCELLED", f"run {run} was cancelled")
     if ended.state == RunState.ABORTED:
@@ -150,6 +152,18 @@ def _judge(progress: RunProgress, site: SiteName) -> None:
         )
 
 
+def _accuracy(progress: RunProgress, result: Mapping[str, Any]) -> str:
+    """The run's accuracy, and on what it rests: a site may keep its counts to itself."""
+    measured, holders = result["measured_at"], progress.outcome().holders
+    silent = [site for site in holders if site not in measured and progress.sites[site].evaluation is not None]
+    kept = f"{', '.join(silent)} did not disclose their counts" if silent else ""
+    if not measured:
+        return f"- ({kept or 'nothing was measured'})"
+    whose = "all sites" if len(measured) == len(progress.sites) else ", ".join(measured)
+    text = f"{percent(result['accuracy'])} of {result['samples']} test samples of {whose}"
+    return f"{text}; {kept}" if kept else text
+
+
 def show_result(progress: RunProgress, *, as_json: bool) -> int:
     """The result, for people or as the last line of JSON; the exit code says whether all sites are in it."""
     result = progress.result()
@@ -159,8 +173,7 @@ def show_result(progress: RunProgress, *, as_json: bool) -> int:
         return code
     Console().print(site_table(progress, f"run {progress.run}"))
     outcome = progress.outcome()
-    whose = "all sites" if len(outcome.holders) == len(progress.sites) else ", ".join(outcome.holders)
-    click.echo(f"accuracy      {percent(result['accuracy'])} of {result['samples']} test samples of {whose}")
+    click.echo(f"accuracy      {_accuracy(progress, result)}")
     click.echo(f"model         {bytes_text(result['bundle_bytes'])}, sha256 {result['bundle_sha256']}")
     if result["subset"]:
         click.echo(f"holds         the work of {', '.join(outcome.contributors)}")

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from fedelmy_launcher.control import Sites
 from fedelmy_node.domain.events import Event, EventKind, RunState
-from fedelmy_node.domain.names import RunId, SiteName
+from fedelmy_node.domain.names import RunId, SiteName, site_of
 from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
 
 __all__ = ["Streams", "News", "Lost", "Ended"]
@@ -48,28 +48,33 @@ class Streams:
         self._run = run
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._stopped = threading.Event()
+        self._open: set[SiteName] = set()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stopped.set()
+        for site in list(self._open):
+            self._sites.drop(site)  # a stream that nobody listens to takes a place at the site
 
-    def listen(self, site: SiteName) -> None:
-        """Hear this site, too."""
-        threading.Thread(target=self._listen, args=(site,), name=f"watch {site}", daemon=True).start()
+    def listen(self, site: SiteName, after: int = 0) -> None:
+        """Hear this site, too, from after this event on."""
+        self._open.add(site)
+        threading.Thread(target=self._listen, args=(site, after), name=f"watch {site}", daemon=True).start()
 
     def next(self) -> News:
         """What happened next, anywhere; waits for it."""
         return self._news.get()
 
-    def _listen(self, site: SiteName) -> None:
+    def _listen(self, site: SiteName, after: int) -> None:
         """One site's events: nothing is missed and nothing told twice."""
-        after, ended, is_final = 0, Ended(site), False
+        ended, is_final = Ended(site), False
         try:
             while not self._stopped.is_set():
                 try:
                     for event in self._sites.client(site).watch(self._run, after):
+                        _check_source(event, site, self._run, after)
                         after = event.seq
                         if event.kind == EventKind.RUN:
                             is_final = RunState(event.data["state"]).is_final
@@ -78,6 +83,8 @@ class Streams:
                         return
                     raise PeerError("E-PEER-UNREACHABLE", f"the node of {site} shuts down")
                 except (PeerError, IdentityError) as error:
+                    if self._stopped.is_set():
+                        return
                     self._sites.drop(site)
                     self._news.put(Lost(site, error))
                     self._stopped.wait(_RETRY_SECONDS)
@@ -87,4 +94,12 @@ class Streams:
             logger.exception("fault while listening to %s", site)
             ended = Ended(site, InternalError("E-INTERNAL", f"listening to {site} met a fault: {error}"))
         finally:
+            self._open.discard(site)
             self._news.put(ended)
+
+
+def _check_source(event: Event, site: SiteName, run: RunId, after: int) -> None:
+    """A site tells what happens at that site in this run, in order, and nothing else."""
+    own_step = event.step is None or site_of(event.step) == site
+    if (event.site, event.run) != (site, run) or not own_step or event.seq <= after:
+        raise PeerError("E-PEER-PROTOCOL", f"{site} tells an event that is not its own, or out of order")

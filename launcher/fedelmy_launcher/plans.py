@@ -13,14 +13,14 @@ from fedelmy_node import CONTRACT
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import RunId, SiteName, run_id
-from fedelmy_node.domain.plan import Neighbour, Plan
+from fedelmy_node.domain.plan import PLAN_ID_DIGITS, Neighbour, Plan
 from fedelmy_node.domain.reports import Signed
 from fedelmy_node.errors import ConfigError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.signing import Purpose, sign
 from fedelmy_node.training.seeds import derive
 
-__all__ = ["new_run_id", "compile_plan", "signed_slices", "signed_cancel"]
+__all__ = ["new_run_id", "new_plan_id", "compile_plan", "signed_slices", "signed_cancel"]
 
 
 def new_run_id(federation: Federation) -> RunId:
@@ -61,13 +61,20 @@ def signed_slices(plan: Plan, identity: Identity | None) -> Mapping[SiteName, Si
     return {site: _signed(canonical_json(plan.slice_for(site)), identity, Purpose.PLAN) for site in sites}
 
 
-def signed_cancel(run: RunId, reason: str, identity: Identity | None, *, withdraw: bool = False) -> Signed:
-    """The operator's word that a run has ended; any neighbour may carry it on.
+def new_plan_id() -> str:
+    """Of a plan that no site has yet; see `Slice.plan_id`."""
+    return secrets.token_hex(PLAN_ID_DIGITS // 2)
+
+
+def signed_cancel(
+    run: RunId, plan_id: str, reason: str, identity: Identity | None, *, withdraw: bool = False
+) -> Signed:
+    """The operator's word that this plan of a run has ended; any neighbour may carry it on.
 
     A withdrawal ends it only where it is prepared and nothing more.
     """
-    readable = reason.encode("utf-8", "replace").decode()  # a terminal may have passed on half a character
-    payload = canonical_json({"run": run, "reason": readable, "withdraw": withdraw})
+    readable = reason[:500].encode("utf-8", "replace").decode()  # a terminal may have passed on half a character
+    payload = canonical_json({"run": run, "plan_id": plan_id, "reason": readable, "withdraw": withdraw})
     return _signed(payload, identity, Purpose.CANCEL)
 
 

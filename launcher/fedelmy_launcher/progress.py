@@ -16,6 +16,7 @@ from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.narration import narrate
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Origin, Skip
 
 __all__ = ["SiteProgress", "RunProgress"]
@@ -51,8 +52,8 @@ class SiteProgress:
     """A hand-over that is under way, as `42%`."""
     seconds: float = 0.0
     """Spent in train steps."""
-    evaluation: Mapping[str, Any] = field(default_factory=dict)
-    """The evaluate step's counts and metrics."""
+    evaluation: Mapping[str, Any] | None = None
+    """The evaluate step's counts and metrics, as far as the site discloses them; None: there was none yet."""
     sha256: str = ""
     """Of the result as this site has it."""
     size: int = 0
@@ -64,8 +65,14 @@ class SiteProgress:
 
     @property
     def accuracy(self) -> float | None:
-        value = self.evaluation.get("accuracy")
+        value = (self.evaluation or {}).get("accuracy")
         return value if isinstance(value, float) else None
+
+    @property
+    def counts(self) -> tuple[int, int] | None:
+        """Correct and all test samples, if the site tells both."""
+        correct, samples = ((self.evaluation or {}).get(key) for key in ("correct", "samples"))
+        return (correct, samples) if isinstance(correct, int) and isinstance(samples, int) else None
 
     @property
     def shown_state(self) -> str:
@@ -74,11 +81,12 @@ class SiteProgress:
 
     def summary(self) -> dict[str, Any]:
         """For the result's list of sites."""
+        measured = {"accuracy": None, "samples": 0, "correct": 0, "balanced_accuracy": None, "auc": None}
+        if self.evaluation is not None:  # what a site does not disclose is left out
+            measured = {key: self.evaluation[key] for key in measured if key in self.evaluation}
         known = {
-            "name": self.site, "state": self.shown_state, "accuracy": self.accuracy,
-            "samples": self.evaluation.get("samples", 0), "correct": self.evaluation.get("correct", 0),
-            "balanced_accuracy": self.evaluation.get("balanced_accuracy"), "auc": self.evaluation.get("auc"),
-            "bundle_sha256": self.sha256, "bytes_sent": self.sent, "bytes_delivered": self.delivered,
+            "name": self.site, "state": self.shown_state, **measured, "bundle_sha256": self.sha256,
+            "bytes_sent": self.sent, "bytes_delivered": self.delivered,
             "training_seconds": round(self.seconds, 3),
         }  # fmt: skip
         return known | ({"problem": self.problem} if self.problem else {})
@@ -132,7 +140,7 @@ class RunProgress:
                 site.doing = "warm-up" if data["phase"] == "warm-up" else "training"
                 site.member, site.members = data["member"], data["members"]
                 site.epoch, site.epochs = data["epoch"], data["epochs"]
-                site.loss, site.validation = data["loss"], data["accuracy"]
+                site.loss, site.validation = data.get("loss"), data.get("accuracy")
             case EventKind.SENDING:
                 site.doing, site.moving = "sending", f"{100 * data['bytes'] // max(1, data['total'])}%"
             case EventKind.SENT:
@@ -176,7 +184,8 @@ class RunProgress:
     def _step(self, site: SiteProgress, event: Event) -> None:
         assert event.step is not None
         state = StepState(event.data["state"])
-        kind = self._kinds.get(event.step) or StepKind(event.step.partition(".")[0])
+        named = event.step.partition(".")[0]
+        kind = self._kinds.get(event.step) or (StepKind(named) if named in set(StepKind) else None)
         self._states[event.step] = state
         if state == StepState.RUNNING:
             self._begun[event.step] = event.time
@@ -191,15 +200,16 @@ class RunProgress:
         elif state == StepState.DONE:
             site.doing = "waiting"
             if kind == StepKind.EVALUATE:
-                site.evaluation = event.data["result"]
+                site.evaluation = event.data.get("result", {})
             elif kind == StepKind.DELIVER:
-                site.sha256, site.size = event.data["sha256"], event.data["bytes"]
-            else:
+                site.sha256, site.size = event.data.get("sha256", ""), event.data.get("bytes", 0)
+            elif kind == StepKind.TRAIN:
                 site.seconds += event.time - self._begun.get(event.step, event.time)
 
     def _go_around(self, event: Event) -> None:
         for step in event.data["steps"]:
-            skip = Skip(step=step, by=event.site, code=event.data["code"], message=event.data["message"])
+            code, message = clean(event.data["code"], 64), clean(event.data["message"], 400)
+            skip = Skip(step=step, by=event.site, code=code, message=message)
             self._around.setdefault(StepId(step), skip)
         self._mark()
 
@@ -236,9 +246,8 @@ class RunProgress:
         sites: Sequence[SiteProgress] = list(self.sites.values())
         outcome = self.outcome()
         # Only what measures the bundle that is reported: sites may have ended with different ones.
-        counted = [site.evaluation for site in sites if site.site in outcome.holders]
-        correct = sum(evaluation.get("correct", 0) for evaluation in counted)
-        samples = sum(evaluation.get("samples", 0) for evaluation in counted)
+        counted = {site.site: known for site in sites if site.site in outcome.holders and (known := site.counts)}
+        correct, samples = sum(known[0] for known in counted.values()), sum(known[1] for known in counted.values())
         unheard = [site.site for site in sites if site.gone and site.state != "unknown"]
         return {
             "run": self.run,
@@ -249,6 +258,7 @@ class RunProgress:
             "unheard": unheard,
             "accuracy": correct / samples if samples else None,
             "samples": samples,
+            "measured_at": list(counted),
             "bundle_sha256": outcome.result.sha256 if outcome.result else None,
             "bundle_bytes": outcome.result.size if outcome.result else 0,
             "bytes_sent": sum(site.sent for site in sites),

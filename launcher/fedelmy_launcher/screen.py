@@ -22,7 +22,7 @@ __all__ = ["Screen", "open_screen", "site_table"]
 
 _STYLES = {
     "done": "green", "failed": "bold red", "aborted": "bold red", "cancelled": "yellow", "skipped": "yellow",
-    "running": "cyan",
+    "running": "cyan", "pending": "yellow",
 }  # fmt: skip
 
 
@@ -133,8 +133,13 @@ def _cells(site: SiteProgress) -> list[str | Text]:
         Text(state, style=_STYLES.get(site.shown_state, "")),
         pool,
         f"{site.epoch}/{site.epochs}" if site.epochs else "",
-        f"{site.loss:.3f}" if site.loss is not None else "",
-        percent(site.validation),
+        _number(site.loss) or ("-" if site.epoch else ""),
+        percent(site.validation) or ("-" if site.epoch else ""),
         bytes_text(site.sent) if site.sent else "",
-        percent(site.accuracy),
+        percent(site.accuracy) or ("" if site.evaluation is None else "-"),
     ]
+
+
+def _number(value: float | None) -> str:
+    """Short, whatever it is: a training that diverges has losses of any size."""
+    return "" if value is None else f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}"

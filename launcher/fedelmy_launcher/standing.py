@@ -65,6 +65,8 @@ class Standing:
         if step.state == StepState.WAITING:
             late = waits_for(report, step.step)
             here = "for another step of this site"
+            if report.state == RunState.PENDING:
+                return f"for the administrator of {report.site}: fedelmy-node runs approve {report.run}"
             if report.state == RunState.PREPARED:
                 here = "for the operator to start the run"
             return f"for {', '.join(late)}" if late else here
@@ -98,7 +100,9 @@ class Standing:
         if self.is_over:
             return RunState.DONE
         states = {report.state for report in self._reports.values()}
-        for state in (RunState.FAILED, RunState.ABORTED, RunState.CANCELLED, RunState.EXPIRED, RunState.RUNNING):
+        for state in (
+            RunState.FAILED, RunState.ABORTED, RunState.CANCELLED, RunState.EXPIRED, RunState.RUNNING, RunState.PENDING,
+        ):  # fmt: skip
             if state in states:
                 return state
         return RunState.PREPARED if states == {RunState.PREPARED} else RunState.RUNNING if states else "unknown"

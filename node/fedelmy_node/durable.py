@@ -69,4 +69,5 @@ def remove_tree(path: Path) -> None:
 def cannot_write(path: Path, error: OSError) -> StoreError:
     """The error of ours for a write that failed: a full disk, or something in the way."""
     code = "E-STORE-DISK" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "E-STORE-UNWRITABLE"
-    return StoreError(code, f"{path} cannot be written: {error.strerror or error}")
+    reason = error.strerror or type(error).__name__
+    return StoreError(code, f"a file cannot be written: {reason}", private=str(path))

@@ -14,7 +14,9 @@
     └── InternalError      a fault of this software                                exit 70
 
 An error carries a stable code, a sentence that says what is wrong, and optionally a hint that replaces
-the catalogue's advice. `CATALOGUE` gives every code its class, gRPC status, and advice; the exit code
+the catalogue's advice. Both may leave the site, so they name no file, no folder and nothing of a sample. What only
+the site's administrator may read (the path, the system's own words) is its `private` part: commands on this
+machine show it; the network, the journal and the log never do (store/details.py keeps it). `CATALOGUE` gives every code its class, gRPC status, and advice; the exit code
 belongs to the class. A code that is not in the catalogue cannot be raised.
 """
 
@@ -41,7 +43,7 @@ class FedelmyError(Exception):
 
     exit_code: ClassVar[int] = 70
 
-    def __init__(self, code: str, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, code: str, message: str, *, hint: str | None = None, private: str = "") -> None:
         entry = CATALOGUE.get(code)
         if entry is None or not isinstance(self, entry.kind):
             raise AssertionError(f"{code} is not a code of {type(self).__name__}")
@@ -49,6 +51,14 @@ class FedelmyError(Exception):
         self.code = code
         self.message = message
         self.hint = hint if hint is not None else entry.advice
+        self.private = private
+        self.about = ""
+        """The run that it is about, where whoever met it knew."""
+
+    @property
+    def whole(self) -> str:
+        """What is wrong, with what stays on this machine."""
+        return f"{self.message} ({self.private})" if self.private else self.message
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
@@ -125,10 +135,10 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     # data
     "E-DATA-MISSING": Entry(DataError, "FAILED_PRECONDITION", "Check the path after --data, and that this user may read it."),
     "E-DATA-EMPTY": Entry(DataError, "FAILED_PRECONDITION", "Put samples there, or point --data somewhere else."),
-    "E-DATA-CLASS": Entry(DataError, "FAILED_PRECONDITION", "Rename or remove the class, or have the operator add it to the federation's classes."),
-    "E-DATA-UNREADABLE": Entry(DataError, "FAILED_PRECONDITION", "Repair or remove the file, or set unreadable = \"skip\" under [data] in site.toml."),
+    "E-DATA-CLASS": Entry(DataError, "FAILED_PRECONDITION", "Rename or remove the class (details.log at the site names it), or have the operator add it to the federation's classes."),
+    "E-DATA-UNREADABLE": Entry(DataError, "FAILED_PRECONDITION", "Repair or remove the file (details.log at the site names it), or set unreadable = \"skip\" under [data] in site.toml."),
     "E-DATA-SOURCE": Entry(DataError, "INVALID_ARGUMENT", "Write --data as KIND or KIND:PATH; docs/data.md lists the kinds."),
-    "E-DATA-FORMAT": Entry(DataError, "FAILED_PRECONDITION", "Compare the file with its description in docs/data.md."),
+    "E-DATA-FORMAT": Entry(DataError, "FAILED_PRECONDITION", "Compare the file (details.log at the site names it) with its description in docs/data.md."),
     "E-DATA-INDICES": Entry(DataError, "FAILED_PRECONDITION", "Write the indices file anew with `fedelmy-launch partition` for this very data."),
     # identity
     "E-IDENTITY-MISSING": Entry(IdentityError, "FAILED_PRECONDITION", "Run `fedelmy-node identity init`, have the request signed, then `fedelmy-node identity install`."),
@@ -145,14 +155,22 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-IDENTITY-SIGNATURE": Entry(IdentityError, "PERMISSION_DENIED", "Have the operator sign the plan anew with a certificate of this federation."),
     "E-IDENTITY-TLS": Entry(IdentityError, "UNAUTHENTICATED", "Allow TLS 1.3 end to end; a proxy in between must pass it through."),
     # consent
-    "E-CONSENT-OPERATOR": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the operator to `operators` in site.toml."),
+    "E-CONSENT-OPERATOR": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the operator to `operators` under [consent] in site.toml."),
     "E-CONSENT-PEER": Entry(ConsentError, "PERMISSION_DENIED", "The site adds --peer SITE=HOST:PORT, or `peers` in site.toml, and starts again."),
-    "E-CONSENT-ACCEPT": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the sender to `accept_from` in site.toml."),
+    "E-CONSENT-ACCEPT": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the sender to `accept_from` under [consent] in site.toml."),
     "E-CONSENT-EDGE": Entry(ConsentError, "PERMISSION_DENIED", "Only the edges of an accepted plan may be used, by the sites it names."),
+    "E-CONSENT-FEDERATION": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the federation to `federations` under [consent] in site.toml."),
+    "E-CONSENT-MODEL": Entry(ConsentError, "PERMISSION_DENIED", "Choose a model that the site agrees to, or have it add this one to `models` under [consent]."),
+    "E-CONSENT-STRATEGY": Entry(ConsentError, "PERMISSION_DENIED", "Choose a strategy that the site agrees to, or have it add this one to `strategies` under [consent]."),
+    "E-CONSENT-DATA": Entry(ConsentError, "PERMISSION_DENIED", "Leave the class out, or have the site add it to `classes` under [consent]."),
+    "E-CONSENT-LIMIT": Entry(ConsentError, "PERMISSION_DENIED", "Ask for less, or have the site raise its limit under [consent] in site.toml."),
+    "E-CONSENT-APPROVAL": Entry(ConsentError, "FAILED_PRECONDITION", "The site's administrator decides with `fedelmy-node runs approve RUN` or `runs refuse RUN`."),
+    "E-CONSENT-REFUSED": Entry(ConsentError, "PERMISSION_DENIED", "Talk to the site's administrator, then start a new run."),
     # peers
     "E-PEER-UNREACHABLE": Entry(PeerError, "UNAVAILABLE", "Check that the node runs, and that DNS, routes and firewalls let its port through."),
     "E-PEER-CONTRACT": Entry(PeerError, "FAILED_PRECONDITION", "Install versions of fedelmy that speak the same contract on both ends."),
     "E-PEER-PROTOCOL": Entry(PeerError, "INTERNAL", "Check that the port belongs to a fedelmy node and that no proxy answers for it."),
+    "E-PEER-CHAIN": Entry(PeerError, "FAILED_PRECONDITION", "List the sites in federation.toml instead, or have each one name the next with one --peer."),
     "E-PEER-BUSY": Entry(PeerError, "RESOURCE_EXHAUSTED", "Try again later; the node limits what it does at once."),
     # store
     "E-STORE-UNWRITABLE": Entry(StoreError, "FAILED_PRECONDITION", "Give this user write access, or choose another directory with --state."),
@@ -163,10 +181,14 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-STORE-DISK": Entry(StoreError, "RESOURCE_EXHAUSTED", "Free disk space in the state directory."),
     "E-STORE-DAMAGED": Entry(StoreError, "DATA_LOSS", "Check the disk; restore the file from where it came from."),
     "E-STORE-DAEMON": Entry(StoreError, "UNAVAILABLE", "Start `fedelmy-node serve` on this state directory first."),
+    # audit log
+    "E-AUDIT-MISSING": Entry(StoreError, "NOT_FOUND", "Run this as the node's user, with the node's --state; the log begins when the node does."),
+    "E-AUDIT-BROKEN": Entry(StoreError, "DATA_LOSS", "Keep a copy of the files as they are, and find out who or what changed them; compare with an older copy."),
     # bundles
     "E-BUNDLE-FORMAT": Entry(BundleError, "INVALID_ARGUMENT", "The sender must write bundles with this software; check its version."),
     "E-BUNDLE-MANIFEST": Entry(BundleError, "INVALID_ARGUMENT", "All sites must build the same model: compare the plan's model and the versions."),
     "E-BUNDLE-NONFINITE": Entry(BundleError, "INVALID_ARGUMENT", "The sender's training diverged: lower the learning rate, look at its losses."),
+    "E-BUNDLE-CHANGE": Entry(BundleError, "INVALID_ARGUMENT", "Ask whoever trained before; the site's `max_change` under [consent] says how much it accepts."),
     # transfers
     "E-TRANSFER-HASH": Entry(TransferError, "DATA_LOSS", "The sender repeats the transfer by itself; if it recurs, check memory and network."),
     "E-TRANSFER-SEQUENCE": Entry(TransferError, "ABORTED", "The sender begins again by itself from the last verified block."),
@@ -197,9 +219,9 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
 }  # fmt: skip
 
 
-def error_from_code(code: str, message: str, hint: str | None = None) -> FedelmyError:
+def error_from_code(code: str, message: str, hint: str | None = None, private: str = "") -> FedelmyError:
     """The error that another process reported; a code that this version does not know becomes internal."""
     entry = CATALOGUE.get(code)
     if entry is None:
-        return InternalError("E-INTERNAL", f"{code}: {message}", hint=hint)
-    return entry.kind(code, message, hint=hint)
+        return InternalError("E-INTERNAL", f"{code}: {message}", hint=hint, private=private)
+    return entry.kind(code, message, hint=hint, private=private)

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from budgets import budgets
 from doors import Door
 
 from fedelmy_launcher import authority
@@ -54,7 +55,7 @@ def serve() -> Iterator[Serve]:
             echo = _Echo(more or {})
             everybody = Rule(roles=("site", "operator"), budget="control")
             rules = {f"/test.Echo/{method}": everybody for method in echo.methods}
-            guard = guard or Guard(rules, {"control": 4}, believe=believe(identity))
+            guard = guard or Guard(rules, budgets(control=4), believe=believe(identity))
             server, address = make_server(Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers)
             server.add_generic_rpc_handlers((echo,))
             server.start()

@@ -147,7 +147,7 @@ def test_an_idle_channel_may_ping(identities: Identities, serve: Serve, monkeypa
     that it can be set.
     """
     assert PING_ALLOWED_MS * 2 < dict(CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] == PING_MS
-    patient = tuple((key, 0 if value == PING_ALLOWED_MS else value) for key, value in SERVER_OPTIONS)
+    patient = tuple((key, 0 if "min_ping_interval" in key else value) for key, value in SERVER_OPTIONS)
     monkeypatch.setattr(serve_module, "SERVER_OPTIONS", patient)
     host, _, port = serve(identities["south"]).rpartition(":")
     context = preflight._tls_context(identities["north"])

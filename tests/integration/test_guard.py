@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from budgets import budgets
 
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import FedelmyError, IdentityError, TransferError
@@ -52,7 +53,9 @@ def test_all_four_kinds_pass(identities: Identities, serve: Serve) -> None:
 def test_all_four_kinds_are_refused_to_the_wrong_role(identities: Identities, serve: Serve) -> None:
     rule = Rule(roles=("operator",), budget="control")
     rules = {f"/test.Echo/{method}": rule for method in ("Say", "Count", "Sum", "Chat")}
-    address = serve(identities["south"], guard=Guard(rules, {"control": 4}, believe=lambda: identities["south"].trust))
+    address = serve(
+        identities["south"], guard=Guard(rules, budgets(control=4), believe=lambda: identities["south"].trust)
+    )
     with dial(address, identities["north"]) as channel:
         for call in all_kinds(channel):
             with pytest.raises(IdentityError, match=r"E-IDENTITY-ROLE.*site/north"), map_errors("south"):
@@ -62,8 +65,11 @@ def test_all_four_kinds_are_refused_to_the_wrong_role(identities: Identities, se
 
 
 def test_what_has_no_rule_is_refused(identities: Identities, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     rules = {"/test.Echo/Say": Rule(roles=("site",), budget="control")}
-    address = serve(identities["south"], guard=Guard(rules, {"control": 1}, believe=lambda: identities["south"].trust))
+    address = serve(
+        identities["south"], guard=Guard(rules, budgets(control=1), believe=lambda: identities["south"].trust)
+    )
     with dial(address, identities["north"]) as channel:
         for method in ("WhoAmI", "Unknown"):
             with pytest.raises(FedelmyError, match="E-PEER-CONTRACT"):
@@ -74,7 +80,7 @@ def test_what_has_no_rule_is_refused(identities: Identities, serve: Serve, caplo
 
 def test_rules_must_name_a_budget_that_exists() -> None:
     with pytest.raises(AssertionError, match="watchers"):
-        Guard({"/test.Echo/Say": Rule(roles=("site",), budget="watchers")}, {"control": 1}, believe=None)
+        Guard({"/test.Echo/Say": Rule(roles=("site",), budget="watchers")}, budgets(control=1), believe=None)
 
 
 def test_the_metadata_of_a_secure_caller_is_not_looked_at(identities: Identities, serve: Serve) -> None:
@@ -158,7 +164,7 @@ def test_budgets_hold_until_a_stream_ends(identities: Identities, serve: Serve) 
         "/test.Echo/Wait": Rule(roles=("site",), budget="watchers"),
         "/test.Echo/Say": Rule(roles=("site",), budget="control"),
     }
-    guard = Guard(rules, {"watchers": 1, "control": 1}, believe=lambda: identities["south"].trust)
+    guard = Guard(rules, budgets(watchers=1, control=1), believe=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard, more={"Wait": gate(opened)})
     with dial(address, identities["north"]) as channel:
         watch = channel.unary_stream("/test.Echo/Wait")
@@ -174,7 +180,7 @@ def test_budgets_hold_until_a_stream_ends(identities: Identities, serve: Serve) 
 
 def test_a_caller_who_goes_away_gives_its_place_back(identities: Identities, serve: Serve) -> None:
     rules = {"/test.Echo/Wait": Rule(roles=("site",), budget="watchers")}
-    guard = Guard(rules, {"watchers": 1}, believe=lambda: identities["south"].trust)
+    guard = Guard(rules, budgets(watchers=1), believe=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard, more={"Wait": gate(threading.Event())})
     with dial(address, identities["north"]) as channel:
         watch = channel.unary_stream("/test.Echo/Wait")
@@ -234,7 +240,7 @@ def test_a_long_stream_is_looked_at_again(identities: Identities, serve: Serve) 
             changed.wait(30)
 
     rules = {"/test.Echo/Long": Rule(roles=("site",), budget="control")}
-    guard = Guard(rules, {"control": 1}, believe=lambda: trusts[-1])
+    guard = Guard(rules, budgets(control=1), believe=lambda: trusts[-1])
     address = serve(identities["south"], guard=guard, more={"Long": grpc.unary_stream_rpc_method_handler(stream)})
     with dial(address, identities["north"]) as channel:
         answers = channel.unary_stream("/test.Echo/Long")(b"", timeout=30)
@@ -262,6 +268,8 @@ class _Connection:
     def set_trailing_metadata(self, metadata: object) -> None:
         pass
 
+    set_code = set_details = set_trailing_metadata
+
     def abort(self, code: grpc.StatusCode, details: str) -> None:
         self.aborted = (code, details)
         raise RuntimeError(details)
@@ -277,7 +285,7 @@ def test_other_connections_are_refused(forge: Callable[..., Identity], version: 
     if version is not None:
         properties["ssl_tls_version"] = version
     rules = {"/a/b": Rule(roles=("site",), budget="control")}
-    guard = Guard(rules, {"control": 1}, believe=lambda: forged.trust)
+    guard = Guard(rules, budgets(control=1), believe=lambda: forged.trust)
     called = threading.Event()
     handler = grpc.unary_unary_rpc_method_handler(lambda *_: called.set())
 
@@ -286,7 +294,7 @@ def test_other_connections_are_refused(forge: Callable[..., Identity], version: 
 
     connection = _Connection(**properties)
     with pytest.raises(RuntimeError, match=code):
-        guard.intercept_service(lambda _: handler, Details()).unary_unary(b"", connection)
+        guard.intercept_service(lambda _: handler, Details()).stream_stream(iter([b""]), connection, print)
     assert not called.is_set()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from budgets import budgets
 from safetensors.numpy import save_file
 
 from fedelmy_launcher.plans import compile_plan, signed_slices
@@ -71,7 +72,7 @@ class South:
         self.inbox = Inbox(self.journal, self.layout, self.arrived.append)
         guard = Guard(
             services.RULES,
-            {"transfers": 4, "control": 4, "preparations": 1, "watchers": 4, "neighbours": 4},
+            budgets(transfers=4, control=4, preparations=1, watchers=4, neighbours=4),
             believe=lambda: identity.trust,
         )
         self.server, self.address = make_server(Address(listen), identity, interceptors=[guard], workers=guard.workers)

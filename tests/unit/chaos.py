@@ -151,7 +151,7 @@ class World(Mishaps):
         self._ask(name, "start", lambda daemon: daemon.executor.start(RUN))
 
     def cancel(self, name: str) -> None:
-        word = signed_cancel(RUN, "enough", None)
+        word = signed_cancel(RUN, "", "enough", None)
         self._ask(name, "cancel", lambda daemon: daemon.executor.cancel(decode_cancel(word.payload), word))
 
     def prune(self, name: str) -> None:

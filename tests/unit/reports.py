@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.plan import Plan, StepKind
 from fedelmy_node.domain.reports import EdgeReport, RunReport, StepReport
@@ -23,7 +23,7 @@ def make_report(
     **changes: Any,
 ) -> RunReport:
     """A site's report of its part of a plan; `steps` and `edges` give the states that are not the usual ones."""
-    mine = plan.slice_for(SiteName(site))
+    mine, done = plan.slice_for(SiteName(site)), state == RunState.DONE
     usual = StepState.DONE if state == RunState.DONE else StepState.WAITING
     states = {step.id: (steps or {}).get(step.id, usual) for step in mine.steps}
     values: dict[str, Any] = {
@@ -39,7 +39,7 @@ def make_report(
         "edges": tuple(
             EdgeReport(
                 edge=edge.id, sender=edge.sender, receiver=edge.receiver, carries=edge.carries,
-                state=(edges or {}).get(edge.id, "waiting" if edge.skips or state != RunState.DONE else "done"),
+                state=EdgeState((edges or {}).get(edge.id, "done" if done and not edge.skips else "waiting")),
                 size=70, sha256=sha256,
             )
             for edge in mine.edges_in + mine.edges_out

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedelmy_node.bundles.check import check_bundle
-from fedelmy_node.bundles.header import ITEM_BYTES, parse_header
+from fedelmy_node.bundles.header import ITEM_BYTES, longest_header, parse_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.stream import StreamCheck
 from fedelmy_node.errors import BundleError
@@ -100,3 +100,12 @@ def test_another_model_is_refused_with_the_header() -> None:
     check.feed(head[:-1])
     with pytest.raises(BundleError, match="E-BUNDLE-MANIFEST"):
         check.feed(head[-1:])
+
+
+def test_a_header_longer_than_these_tensors_need_is_refused_with_its_length() -> None:
+    """Otherwise every arriving bundle could make the daemon hold 32 MiB."""
+    manifest = (TensorInfo(name="b", dtype="F32", shape=(1000,)),)
+    assert longest_header(manifest) < 70_000
+    check = StreamCheck(64 << 20, manifest)
+    with pytest.raises(BundleError, match="too long"):
+        check.feed((100_000).to_bytes(8, "little"))

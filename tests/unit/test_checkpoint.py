@@ -406,7 +406,7 @@ def test_after_a_divergence_nothing_is_gone_on_from(tmp_path):
 
 def test_a_disk_that_is_full_is_told_once_and_training_goes_on(tmp_path, monkeypatch):
     def full(path, groups):
-        raise StoreError("E-STORE-DISK", f"{path} cannot be written: No space left on device")
+        raise StoreError("E-STORE-DISK", "a file cannot be written: No space left on device", private=str(path))
 
     monkeypatch.setattr(store_module, "write_bundle", full)
     step = Step(tmp_path / "checkpoints", every=0)

@@ -89,7 +89,7 @@ def test_every_wrong_value_is_named(tmp_path: Path, change: dict[str, Any], word
     changed = {key: value for key, value in (VALID | change).items() if value is not None}
     path.write_text(json.dumps(changed))
     error = _refusal(path)
-    assert str(path) in error.message
+    assert error.private == str(path) and str(path) not in error.message
     with pytest.raises(DataError, match=words):
         raise error
 

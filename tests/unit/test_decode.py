@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedelmy_node.config.decode import canonical_json, decode, encode, read_toml
+from fedelmy_node.config.decode import at_most, canonical_json, decode, encode, read_toml
+from fedelmy_node.config.strict_json import parse_json
+from fedelmy_node.domain.texts import clean, clean_all
 from fedelmy_node.errors import ConfigError, FedelmyError
 
 
@@ -116,3 +118,53 @@ def test_toml_mistakes_name_the_file_and_the_line(tmp_path: Path) -> None:
         read_toml(path)
     with pytest.raises(ConfigError, match="directory"):
         read_toml(tmp_path)
+
+
+def test_an_integer_that_no_float_can_hold_is_no_number() -> None:
+    with pytest.raises(ConfigError, match=r"rate must be a finite number, not a very large number"):
+        decode(_Bounded, {"rate": 10**400, "items": []})
+
+
+def test_a_list_that_is_too_long_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(ConfigError, match=r"items has 4 entries, which is more than 3"):
+        decode(_Bounded, {"rate": 1, "items": [None] * 4})
+
+
+def test_messages_repeat_little_of_what_came() -> None:
+    for value in ({"rate": "x" * 10**6, "items": []}, {"rate": 1, "items": [], "k" * 10**6: 1}):
+        with pytest.raises(ConfigError) as caught:
+            decode(_Bounded, value)
+        assert len(caught.value.message) < 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bounded:
+    rate: float
+    items: tuple[str, ...] = field(metadata=at_most(3))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":NaN}',
+        b'{"a":1e999}',
+        b'{"a":1,"a":1}',
+        b'"\\ud800"',
+        b'"\xed\xa0\x80"',
+        b"[" * 33 + b"]" * 33,
+        b"1" * 50,
+    ],
+)
+def test_strict_json_refuses_what_others_read_differently(text: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_json(text)
+
+
+def test_strict_json_reads_what_the_standard_says() -> None:
+    assert parse_json('{"a":[1,-2.5e3,null,true,"\\ud83d\\ude00é"]}'.encode()) == {"a": [1, -2500.0, None, True, "😀é"]}
+
+
+def test_texts_of_others_can_be_shown() -> None:
+    assert clean("a\x1b[2J\nb\u202ec\ud800") == "a [2J b c "
+    assert clean("x" * 2000, 10) == "xxxxxxx..."
+    assert clean_all({"a\n": ["\x07", 1, {"b": None}]}) == {"a ": [" ", 1, {"b": None}]}

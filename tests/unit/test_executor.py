@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,7 +84,9 @@ class Network:
 class Bench:
     """Site `a` of the chain a, b, c, d, which has trained; everything but the network is real."""
 
-    def __init__(self, root: Path, policy: str, patience: float) -> None:
+    def __init__(
+        self, root: Path, policy: str, patience: float, state: RunState = RunState.PREPARED, prepare_hours: float = 24.0
+    ) -> None:
         self.network = Network()
         layout = Layout(root)
         layout.create()
@@ -96,16 +99,27 @@ class Bench:
             Prepared(
                 payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o",
                 manifest=(), report={},
-            )
+            ),
+            state,
         )  # fmt: skip
+        self.sha256 = hashlib.sha256(payload).hexdigest()
         output = layout.output(RUN, StepId("train.1@a"))
         output.parent.mkdir(parents=True)
         output.write_bytes(b"x" * 10)
-        self.journal.finish_step(RUN, StepId("train.1@a"), SHA, 10, {})
+        if state == RunState.PREPARED:
+            self.journal.finish_step(RUN, StepId("train.1@a"), SHA, 10, {})
+        (root / "site.toml").write_text(f"[site]\nprepare_hours = {prepare_hours}\n")
         config = load_site_config(Given(state=root, data="digits"))
         self.faults: list[Exception] = []
         self.executor = Executor(config, Workspace(config, layout), self.journal, self.network, self)  # type: ignore[arg-type]
         self.executor.open()
+
+    def close(self) -> None:
+        for site in self.network.sites.values():
+            site.tell(None, there=False)
+        self.executor.close()
+        self.journal.close()
+        assert not self.faults
 
     def verified_cancel(self, signed: Signed) -> Cancel:
         if signed.signature == b"forged":
@@ -142,11 +156,7 @@ def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 
     yield make
     for one in made:
-        for site in one.network.sites.values():
-            site.tell(None, there=False)
-        one.executor.close()
-        one.journal.close()
-        assert not one.faults
+        one.close()
 
 
 def test_skip_hands_over_to_the_next_one(bench: Callable[..., Bench]) -> None:
@@ -224,7 +234,7 @@ def test_a_receiver_that_lost_what_it_acknowledged_is_given_it_again(bench: Call
 
 def test_an_operators_cancel_travels_by_way_of_neighbours(bench: Callable[..., Bench]) -> None:
     made = bench("wait", dead=())
-    word = signed_cancel(RUN, "enough", None)
+    word = signed_cancel(RUN, "", "enough", None)
     made.network.sites["b"].tell(NeighbourState(state=RunState.CANCELLED, cancel=word))
     made.wait_for(lambda: made.journal.state(RUN) == RunState.CANCELLED)
     assert made.journal.run(RUN).cancel == word, "kept for its own neighbours"
@@ -232,9 +242,17 @@ def test_an_operators_cancel_travels_by_way_of_neighbours(bench: Callable[..., B
 
 def test_a_forged_cancel_does_nothing(bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
     made = bench("wait", dead=())
-    word = Signed(payload=signed_cancel(RUN, "enough", None).payload, signature=b"forged")
+    word = Signed(payload=signed_cancel(RUN, "", "enough", None).payload, signature=b"forged")
     made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING, cancel=word))
     made.wait_for(lambda: "is not accepted" in caplog.text)
+    assert made.journal.state(RUN) == RunState.RUNNING
+
+
+def test_a_cancel_of_an_older_plan_does_nothing(bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
+    made = bench("wait", dead=())
+    word = signed_cancel(RUN, "0123456789abcdef" * 2, "long ago", None)
+    made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING, cancel=word))
+    made.wait_for(lambda: "is for another run or plan" in caplog.text)
     assert made.journal.state(RUN) == RunState.RUNNING
 
 

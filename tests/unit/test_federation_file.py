@@ -8,6 +8,8 @@ import pytest
 from federations import TOML, write_toml
 
 from fedelmy_launcher.federation_file import load_federation, trust_rules
+from fedelmy_node.domain.federation import Member
+from fedelmy_node.domain.names import address, site_name
 from fedelmy_node.errors import FedelmyError
 
 
@@ -27,6 +29,18 @@ def test_alpha_keeps_its_fraction(tmp_path: Path) -> None:
 def test_indices_are_beside_the_file(tmp_path: Path) -> None:
     text = TOML.replace('address = "127.0.0.1:50051"', 'address = "127.0.0.1:50051"\nindices = "parts/north.json"')
     assert load_federation(write_toml(tmp_path, text)).members[0].indices == str(tmp_path / "parts" / "north.json")
+
+
+def test_sites_that_were_found_stand_in_place_of_the_listed_ones(tmp_path: Path) -> None:
+    found = [Member(name=site_name(name), address=address(f"10.0.0.{i}:1")) for i, name in enumerate(("west", "east"))]
+    text = TOML.replace('address = "127.0.0.1:50053"', 'address = "127.0.0.1:50053"\npatience = "5m"')
+    members = load_federation(write_toml(tmp_path, text), found).members
+    assert [(member.name, member.address) for member in members] == [("west", "10.0.0.0:1"), ("east", "10.0.0.1:1")]
+    assert [member.patience for member in members] == ["5m", None], "a listed site keeps its policy"
+    without = TOML[: TOML.index("[[sites]]")] + TOML[TOML.index("[task]") :]
+    assert len(load_federation(write_toml(tmp_path, without), found).members) == 2
+    with pytest.raises(FedelmyError, match="missing key 'sites'"):
+        load_federation(write_toml(tmp_path, without))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from reports import make_report, origin
 from fedelmy_launcher.control import Sites
 from fedelmy_launcher.discovery import discover, reported_run
 from fedelmy_launcher.following import follow_run, show_result
+from fedelmy_launcher.listening import Lost, Streams
 from fedelmy_launcher.plans import compile_plan
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.screen import open_screen
@@ -204,3 +206,19 @@ def test_a_site_that_is_back_names_sites_that_nobody_knew(
         follow_run(sites, progress, screen, {SiteName("south")})
     assert list(progress.sites) == list(names) and progress.is_done
     assert progress.result()["contributors"] == list(names)
+
+
+@pytest.mark.parametrize("change", [{"site": "west"}, {"run": "other"}, {"step": "train.1@west"}])
+def test_a_site_speaks_only_of_itself(change: dict[str, Any]) -> None:
+    """Otherwise one site could end, or fail, another one's part on the operator's screen."""
+    event = replace(events("north", run_state("running"))[0], **change)
+    with ToldSites({"north": Told([event], None)}) as sites, Streams(sites, RunId("run-1")) as streams:
+        streams.listen(SiteName("north"))
+        news = streams.next()
+    assert isinstance(news, Lost) and news.error.code == "E-PEER-PROTOCOL"
+
+
+def test_a_report_about_another_site_is_refused() -> None:
+    with ToldSites({"north": Told([], make_report(plan(), "south"))}) as sites:
+        reports, refusals = sites.reports(RunId("run-1"))
+    assert reports == {} and [refusal.error.code for refusal in refusals] == ["E-PEER-PROTOCOL"]

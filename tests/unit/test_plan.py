@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from fedelmy_node.config.decode import canonical_json, encode
 from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id, site_name
 from fedelmy_node.domain.plan import Slice, Step, StepKind, in_order
 from fedelmy_node.errors import ConfigError, FedelmyError, PeerError, RunError
-from fedelmy_node.store.records import read_slice
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.records import Prepared, read_slice
 
 names = st.lists(
     st.from_regex(r"s-[a-z]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True), min_size=1, max_size=12, unique=True
@@ -160,3 +162,48 @@ def test_the_same_federation_and_run_give_the_same_bytes() -> None:
     assert one == two
     assert isinstance(one[SiteName("north")].payload, bytes)
     assert isinstance(compile_plan(federation, RunId("r")).slice_for(SiteName("north")), Slice)
+
+
+def row(count: int) -> Any:
+    """A slice whose steps each need the one before."""
+    raw = encode(make_plan("north", deliver="last").slice_for(SiteName("north")))
+    steps = [
+        {"id": f"train.{i}@north", "site": "north", "kind": "train", "visit": 1,
+         "needs": [f"train.{i - 1}@north"] if i else []}
+        for i in range(count)
+    ]  # fmt: skip
+    return {**raw, "steps": steps, "edges_in": [], "edges_out": [], "shortcuts": [], "neighbours": []}
+
+
+def test_a_site_may_have_a_thousand_steps_in_a_row_and_no_more() -> None:
+    plan = read_slice(canonical_json(row(1000)))
+    assert [step.id for step in plan.ordered][-1] == "train.999@north"
+    with pytest.raises(RunError, match=r"steps has 1001 entries, which is more than 1000"):
+        read_slice(canonical_json(row(1001)))
+
+
+def test_whose_work_a_long_row_holds_is_found_without_recursion(tmp_path: Path) -> None:
+    payload = canonical_json(row(1000))
+    plan, journal = read_slice(payload), Journal(tmp_path / "journal.db", SiteName("north"))
+    prepared = Prepared(
+        payload=payload, slice=plan, signature=b"", certificate=b"", operator="o", manifest=(), report={}
+    )
+    journal.add_run(prepared)
+    origin = journal.run(plan.run).origin(plan.ordered[-1])
+    journal.close()
+    assert len(origin.contributors) == 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"neighbours": [{"site": "../x", "address": "127.0.0.1:1"}]},
+        {"neighbours": [{"site": "south", "address": "nowhere"}]},
+        {"federation": "\x1b[2J"},
+        {"run": "../../x"},
+    ],
+)
+def test_names_of_a_plan_follow_their_rules(change: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match="E-RUN-PLAN") as caught:
+        read_slice(canonical_json({**row(2), **change}))
+    assert caught.value.message.isprintable()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedelmy_node.config.consent import Consent
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.errors import FedelmyError
 
@@ -13,10 +14,17 @@ TOML = """
 [site]
 listen = "0.0.0.0:7001"
 peers = ["south=10.0.0.2:7001"]
-accept_from = ["west"]
-operators = ["alice"]
 device = "cpu"
 keep_pool = true
+
+[consent]
+accept_from = ["west"]
+operators = ["alice"]
+models = ["cnn", "torchvision:*"]
+max_epochs = 20
+max_bundle_mb = 50
+disclose = ["sample-counts"]
+require_approval = true
 
 [data]
 source = "npz:/data/x.npz"
@@ -28,7 +36,8 @@ unreadable = "skip"
 def test_defaults(tmp_path: Path) -> None:
     config = load_site_config(Given(state=tmp_path))
     assert config.listen == "0.0.0.0:50051"
-    assert (config.peers, config.data, config.accept_from, config.operators) == ((), None, None, None)
+    assert (config.peers, config.data, config.consent) == ((), None, Consent())
+    assert config.consent.discloses_all and not config.consent.require_approval
     assert (config.device, config.unreadable, config.keep_pool) == ("auto", "refuse", False)
 
 
@@ -38,8 +47,9 @@ def test_the_file_in_the_state_directory_is_found(tmp_path: Path) -> None:
     config = load_site_config(Given(state=tmp_path))
     assert config.listen == "0.0.0.0:7001"
     assert [str(peer) for peer in config.peers] == ["south=10.0.0.2:7001"]
-    assert config.accept_from == {"west"}
-    assert config.operators == {"alice"}
+    assert (config.consent.accept_from, config.consent.operators) == (("west",), ("alice",))
+    assert (config.consent.max_epochs, config.consent.max_bundle_mb, config.consent.max_pool) == (20, 50.0, None)
+    assert config.consent.disclose == ("sample-counts",) and config.consent.require_approval
     assert config.indices == tmp_path / "mine.json"
     assert (config.device, config.unreadable, config.keep_pool) == ("cpu", "skip", True)
 
@@ -65,7 +75,15 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
         ("[site]\nstall_seconds = 0", "E-CONFIG-VALUE", "stall_seconds"),
         ("[site]\nstall_seconds = 1e300", "E-CONFIG-VALUE", "stall_seconds"),
         ("[site]\nprepare_hours = 99999999", "E-CONFIG-VALUE", "prepare_hours"),
-        ('[site]\noperators = [""]', "E-CONFIG-VALUE", "''"),
+        ('[consent]\noperators = [""]', "E-CONFIG-VALUE", "''"),
+        ('[site]\noperators = ["alice"]', "E-CONFIG-KEY", "Move it to [consent]"),
+        ("[data]\npeers = []", "E-CONFIG-KEY", "Move it to [site]"),
+        ("[consent]\nmax_epoch = 5", "E-CONFIG-KEY", "max_epochs"),
+        ("[consent]\nmax_epochs = 0", "E-CONFIG-VALUE", "max_epochs"),
+        ("[consent]\nmax_change = -1.0", "E-CONFIG-VALUE", "max_change"),
+        ('[consent]\nmodels = [""]', "E-CONFIG-VALUE", "models"),
+        ('[consent]\ndisclose = ["class-counts"]', "E-CONFIG-VALUE", "sample-counts"),
+        ('[consent]\ndisclose = ["everything"]', "E-CONFIG-VALUE", "metrics"),
         ('[site]\nname = ""', "E-CONFIG-VALUE", "''"),
         ('[data]\nindices = "none.json"', "E-DATA-INDICES", "none.json"),
         ("a = " + "[" * 5000, "E-CONFIG-SYNTAX", "site.toml"),
@@ -77,7 +95,7 @@ def test_mistakes(tmp_path: Path, text: str, code: str, word: str) -> None:
     with pytest.raises(FedelmyError) as caught:
         load_site_config(Given(state=tmp_path))
     assert caught.value.code == code
-    assert word in f"{caught.value.message} {caught.value.hint}"
+    assert word in f"{caught.value.whole} {caught.value.hint}"
 
 
 def test_a_named_file_must_exist(tmp_path: Path) -> None:

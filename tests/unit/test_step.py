@@ -135,6 +135,23 @@ def test_weights_that_are_not_finite_are_refused(trained, tmp_path):
         do(job("evaluate", recipe()), tmp_path / "bad")
 
 
+def test_a_model_that_went_too_far_is_refused_before_anything_is_trained(trained, tmp_path):
+    far = read_bundle(trained[0])
+    far["model"] = {name: tensor * 1e20 for name, tensor in far["model"].items()}
+    write_bundle(tmp_path / "far", far)
+    events = []
+    for kind in ("train", "evaluate"):
+        wanted = job(kind, recipe(), site="south", output=tmp_path / "b", max_change=10.0)
+        with pytest.raises(BundleError, match=r"E-BUNDLE-CHANGE.*this site takes up to 10"):
+            do(wanted, tmp_path / "far", emit=lambda *event: events.append(event))
+    assert not events and not (tmp_path / "b").exists()
+    honest = job("train", recipe(), site="south", output=tmp_path / "b", max_change=10.0)
+    unbounded = job("train", recipe(), site="south", output=tmp_path / "c")
+    assert do(honest, trained[0]).sha256 == do(unbounded, trained[0]).sha256
+    with pytest.raises(BundleError, match="E-BUNDLE-CHANGE"):
+        do(dataclasses.replace(honest, max_change=1e-6), trained[0])
+
+
 def test_evaluate_needs_its_one_input():
     with pytest.raises(RunError, match="E-RUN-PLAN"):
         do(job("evaluate", recipe()))

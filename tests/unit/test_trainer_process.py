@@ -216,7 +216,8 @@ def test_a_crash_is_reported_and_prints_stay_out_of_the_way():
         assert daemon.receive()["data"] == {"loss": None, "inner": [None, 1.5]}
         error = daemon.receive()["error"]
         assert error["code"] == "E-TRAINING-CRASH"
-        assert "ZeroDivisionError: deep inside" in error["message"]
+        assert "ZeroDivisionError" in error["message"] and "deep inside" not in error["message"]
+        assert error["private"] == "deep inside"
         assert daemon.child.wait(PATIENCE) == 1
         log = daemon.child.stderr.read().decode()
         assert "Traceback" in log

@@ -24,6 +24,7 @@ group = LazyGroup(
     commands={
         "demo": ("fedelmy_launcher.cli.demo:demo", "Four real sites on this machine train one model."),
         "check": ("fedelmy_launcher.cli.check:check", "Ask every site whether a run would work, and change nothing."),
+        "discover": ("fedelmy_launcher.cli.discover:discover", "Find the chain that the sites form by their --peer."),
         "run": ("fedelmy_launcher.cli.run:run_command", "Start a run and follow it; Ctrl-C detaches."),
         "status": ("fedelmy_launcher.cli.status:status", "Show how a run is doing at every site."),
         "cancel": ("fedelmy_launcher.cli.cancel:cancel", "End a run at every site."),

@@ -49,8 +49,8 @@ def cancel(
     sites, federation = open_sites(target, load_operator(identity, insecure))
     with sites:
         run = find_run(sites, target.run, federation)
-        discover(sites, run)  # sites that only its neighbours know are told, too
-        states, refusals = sites.cancel(run, reason)
+        reports, _ = discover(sites, run)  # sites that only its neighbours know are told, too
+        states, refusals = sites.cancel(run, reason, reports)
     if as_json:
         problems = {refusal.site: refusal.error.code for refusal in refusals}
         emit_json({"run": run, "states": states, "problems": problems})

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedelmy_launcher.cli.options import federation_argument, json_option, load_operator, operator_options
+from fedelmy_launcher.cli.options import (
+    described_federation,
+    federation_argument,
+    head_option,
+    json_option,
+    load_operator,
+    operator_options,
+)
 from fedelmy_node.cli.frame import emit_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fedelmy_node.domain.names import SiteName
-    from fedelmy_node.domain.reports import NodeDescription
+    from fedelmy_node.domain.reports import NodeDescription, PrepareAnswer
     from fedelmy_node.identity.keystore import Identity
 
 __all__ = ["check"]
@@ -25,9 +32,10 @@ _CLOCK_SECONDS = 30.0
 
 @click.command()
 @federation_argument
+@head_option
 @operator_options
 @json_option
-def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> int:
+def check(federation: Path, head: str | None, identity: Path, insecure: bool, as_json: bool) -> int:
     """Ask every site of FEDERATION whether it would take part, and change nothing.
 
     Sites are reached, their certificates and versions compared, their data opened, their consent asked.
@@ -35,22 +43,25 @@ def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> in
     Exit code 0: a run would start; otherwise that of the first problem.
 
     \b
-    Example:
+    Examples:
       fedelmy-launch check federation.toml
+      fedelmy-launch check federation.toml --head north.example:50051
     """
     from fedelmy_launcher.control import Sites, expiry_warnings
-    from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.plans import compile_plan, new_run_id
+    from fedelmy_node.domain.events import RunState
     from fedelmy_node.errors import PeerError
 
-    described = load_federation(federation)
+    described = described_federation(federation, head, lambda: load_operator(identity, insecure))
     plan = compile_plan(described, new_run_id(described))
     with Sites(described, load_operator(identity, insecure)) as sites:
         numbers = sites.bring_lists()
         nodes, refusals = sites.describe()
-        reports: dict[Any, Any] = {}
+        answers: dict[SiteName, PrepareAnswer] = {}
         if not refusals:
-            reports, refusals = sites.prepare(plan, check_only=True)
+            answers, refusals = sites.prepare(plan, check_only=True)
+    reports = {site: dict(answer.report) for site, answer in answers.items()}
+    approving = [site for site, answer in answers.items() if answer.state == RunState.PENDING]
     warnings = _warnings(list(nodes.values()), list(reports.values()))
     warnings += expiry_warnings(sites.identity, nodes.values()) + _newer_lists(sites.identity, numbers)
     problems = {refusal.site: refusal.error for refusal in refusals}
@@ -58,7 +69,8 @@ def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> in
         emit_json(
             {
                 "ready": not problems,
-                "sites": {site: dict(report) for site, report in reports.items()},
+                "sites": reports,
+                "approval": approving,
                 "problems": {s: {"code": e.code, "message": e.message, "hint": e.hint} for s, e in problems.items()},
                 "warnings": warnings,
             }
@@ -71,6 +83,8 @@ def check(federation: Path, identity: Path, insecure: bool, as_json: bool) -> in
                 click.echo(f"  {member.name:<16} {click.style(verdict, fg='red')}  {error}\n{'':19}{error.hint}")
             elif member.name in reports:
                 click.echo(f"  {member.name:<16} {click.style('ready', fg='green')}    {_counts(reports[member.name])}")
+                if member.name in approving:
+                    click.echo(f"{'':19}its administrator has to approve every run (fedelmy-node runs approve RUN)")
             else:
                 click.echo(f"  {member.name:<16} reached, but not asked further")
         for warning in warnings:
@@ -89,9 +103,11 @@ def _newer_lists(identity: Identity | None, numbers: Mapping[SiteName, int]) -> 
 
 
 def _counts(report: dict[str, Any]) -> str:
-    sizes = report["samples"]
-    text = f"{sizes['train']} training, {sizes['validation']} validation, {sizes['test']} test samples"
-    missing = report["missing_classes"]
+    sizes = report.get("samples")
+    text = "does not disclose how many samples it has"
+    if sizes:
+        text = f"{sizes['train']} training, {sizes['validation']} validation, {sizes['test']} test samples"
+    missing = report.get("missing_classes")
     return text + (f"; has no {', '.join(missing)}" if missing else "")
 
 

@@ -43,7 +43,7 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
       fedelmy-launch demo
       fedelmy-launch demo --seed 7 --json | tail -1
     """
-    from fedelmy_launcher.control import Sites, start_run
+    from fedelmy_launcher.control import Sites, prepare_run, start_run
     from fedelmy_launcher.demo import Daemons, DemoFederation, prepare_directory
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.following import follow_run
@@ -72,7 +72,7 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
             Sites(described, keystore.load(federation.operator)) as sites,
             open_screen(progress, as_json=as_json) as screen,
         ):
-            start_run(sites, plan)
+            start_run(sites, plan.run, prepare_run(sites, plan))
             follow_run(sites, progress, screen)
         say("4/4  for comparison, every site on its own (in simulation, same settings, same test data)")
         model = directory / "sites" / federation.sites[-1].name / "model.safetensors"

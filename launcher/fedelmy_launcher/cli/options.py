@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fedelmy_node.domain.names import address
+from fedelmy_node.domain.names import address, site_name
 from fedelmy_node.errors import ConfigError, IdentityError, RunError
 
 if TYPE_CHECKING:
     from fedelmy_launcher.control import Sites
+    from fedelmy_node.domain.federation import Federation
     from fedelmy_node.domain.names import RunId
     from fedelmy_node.identity.keystore import Identity
 
 __all__ = [
-    "federation_argument", "target_arguments", "operator_options", "run_option", "at_option", "json_option",
-    "load_operator", "Target", "target_of", "federation_file", "open_sites", "find_run",
+    "federation_argument", "target_arguments", "operator_options", "run_option", "at_option", "head_option",
+    "json_option", "load_operator", "described_federation", "Target", "target_of", "federation_file",
+    "open_sites", "find_run",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,6 +44,11 @@ def target_arguments(function: F) -> F:
 def at_option(function: F) -> F:
     help_text = "Without FEDERATION: any one site of the run; the others are found through it."
     return click.option("--at", metavar="HOST:PORT", help=help_text)(function)
+
+
+def head_option(function: F) -> F:
+    help_text = "The first site of the chain: the others are found by asking each for its --peer, not in [[sites]]."
+    return click.option("--head", metavar="HOST:PORT", help=help_text)(function)
 
 
 def operator_options(function: F) -> F:
@@ -80,6 +87,20 @@ def load_operator(directory: Path, insecure: bool) -> Identity | None:
             raise
         hint = "Name the operator's directory with --identity; `fedelmy-launch ca init` makes one."
         raise IdentityError(error.code, error.message, hint=hint) from error
+
+
+def described_federation(path: Path, head: str | None, operator: Callable[[], Identity | None]) -> Federation:
+    """The federation of a file; with --head, its sites are found by asking, once the file is right."""
+    from fedelmy_launcher.federation_file import load_federation
+    from fedelmy_node.domain.federation import Member
+
+    if head is None:
+        return load_federation(path)
+    place = address(head)
+    load_federation(path, [Member(name=site_name("head"), address=place)])
+    from fedelmy_launcher.chain import walk
+
+    return load_federation(path, [Member(name=link.site, address=link.address) for link in walk(place, operator())])
 
 
 @dataclass(frozen=True, slots=True)

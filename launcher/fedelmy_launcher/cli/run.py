@@ -13,7 +13,9 @@ import click
 from fedelmy_launcher.cli.options import (
     Target,
     at_option,
+    described_federation,
     federation_file,
+    head_option,
     json_option,
     load_operator,
     open_sites,
@@ -25,6 +27,8 @@ from fedelmy_node.errors import EXIT_DETACHED, ConfigError, RunError
 if TYPE_CHECKING:
     from fedelmy_launcher.control import Sites
     from fedelmy_launcher.progress import RunProgress
+    from fedelmy_launcher.screen import Screen
+    from fedelmy_node.domain.federation import Federation
     from fedelmy_node.domain.names import RunId, SiteName
     from fedelmy_node.domain.reports import RunReport
     from fedelmy_node.identity.keystore import Identity
@@ -39,16 +43,18 @@ __all__ = ["run_command"]
 @click.argument("federation", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @run_option("Take this run up again, or give a new one its name.")
 @click.option("--attach", metavar="RUN", help="Follow this run from any machine; nothing is prepared or started.")
+@head_option
 @at_option
 @operator_options
 @json_option
 def run_command(
-    federation: Path | None, run_name: str | None, attach: str | None, at: str | None, identity: Path, insecure: bool,
-    as_json: bool,
+    federation: Path | None, run_name: str | None, attach: str | None, head: str | None, at: str | None,
+    identity: Path, insecure: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Start a run of FEDERATION (default: federation.toml) and follow it to the end.
 
-    Every site is asked first; if one refuses, nothing starts. Once started, the run needs no launcher:
+    Every site is asked first; if one refuses, nothing starts. Where an administrator has to agree, the command waits
+    for that; Ctrl-C, and the same command with --run goes on later. Once started, the run needs no launcher:
     Ctrl-C detaches, and the same command with --run follows it again. --attach follows it from any machine
     with an operator's certificate, whether all sites answer or not, and without FEDERATION if --at names a site.
 
@@ -59,31 +65,46 @@ def run_command(
       fedelmy-launch run federation.toml
       fedelmy-launch run federation.toml --run xray-20270301-120000-4f2a
       fedelmy-launch run --attach xray-20270301-120000-4f2a --at north.example:50051
+      fedelmy-launch run federation.toml --head north.example:50051
       fedelmy-launch run federation.toml --json | tail -1
     """
     if attach is not None:
         if run_name is not None:
             raise ConfigError("E-CONFIG-VALUE", "--attach and --run both name a run", hint="Give only one of them.")
+        if head is not None:
+            raise ConfigError("E-CONFIG-VALUE", "--head is for a new run", hint="Use --at HOST:PORT with --attach.")
         return _attach(federation, attach, at, lambda: load_operator(identity, insecure), as_json=as_json)
     if at is not None:
         raise ConfigError("E-CONFIG-VALUE", "--at is for --attach", hint="A new run needs a federation file.")
-    return _start(federation, run_name, lambda: load_operator(identity, insecure), as_json=as_json)
+    file = federation or Path("federation.toml")
+    described = described_federation(file, head, lambda: load_operator(identity, insecure))
+    return _start(described, run_name, lambda: load_operator(identity, insecure), as_json=as_json)
 
 
-def _start(federation: Path | None, run_name: str | None, operator: Operator, *, as_json: bool) -> int:
-    from fedelmy_launcher.control import Sites, start_run
-    from fedelmy_launcher.federation_file import load_federation
+def _start(described: Federation, run_name: str | None, operator: Operator, *, as_json: bool) -> int:
+    from fedelmy_launcher.approvals import await_approvals
+    from fedelmy_launcher.control import Sites, prepare_run, start_run
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_launcher.progress import RunProgress
     from fedelmy_node.domain.names import run_id
 
-    described = load_federation(federation or Path("federation.toml"))
     plan = compile_plan(described, new_run_id(described) if run_name is None else run_id(run_name))
     if not as_json:
         click.echo(f"run {plan.run}: asking {len(described.members)} sites")
     again = [*sys.argv[1:], *(("--run", plan.run) if run_name is None else ())]
+    progress = RunProgress(plan)
+
+    def begin(screen: Screen) -> None:
+        def tell(site: SiteName, state: str, news: str) -> None:
+            progress.sites[site].state = state
+            screen.note(news)
+
+        reports = prepare_run(sites, plan)
+        await_approvals(sites, plan.run, reports, tell)
+        start_run(sites, plan.run, reports)
+
     with Sites(described, operator()) as sites:
-        return _follow(sites, RunProgress(plan), again, lambda: start_run(sites, plan), as_json=as_json)
+        return _follow(sites, progress, again, begin, as_json=as_json)
 
 
 def _attach(federation: Path | None, name: str, at: str | None, operator: Operator, *, as_json: bool) -> int:
@@ -123,7 +144,7 @@ def _follow(
     sites: Sites,
     progress: RunProgress,
     again: list[str],
-    begin: Callable[[], object] | None = None,
+    begin: Callable[[Screen], None] | None = None,
     *,
     unmet: Iterable[SiteName] = (),
     as_json: bool,
@@ -136,7 +157,7 @@ def _follow(
     try:
         with open_screen(progress, as_json=as_json) as screen:
             if begin is not None:
-                begin()
+                begin(screen)
             started = True
             follow_run(sites, progress, screen, unmet)
     except KeyboardInterrupt:

@@ -63,7 +63,8 @@ def find_nonfinite(path: Path, header: Header) -> str | None:
                     if not exponents.all_finite(part, tensor.dtype):
                         return tensor.name
     except OSError as error:
-        raise StoreError("E-STORE-DAMAGED", f"{path} cannot be read: {error}") from error
+        reason = error.strerror or type(error).__name__
+        raise StoreError("E-STORE-DAMAGED", f"a bundle cannot be read: {reason}", private=str(path)) from error
     return None
 
 

@@ -19,9 +19,19 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.errors import BundleError, StoreError
 
-__all__ = ["Header", "Span", "ITEM_BYTES", "LENGTH_BYTES", "read_header", "text_bytes", "parse_header"]
+__all__ = [
+    "Header",
+    "Span",
+    "ITEM_BYTES",
+    "LENGTH_BYTES",
+    "longest_header",
+    "read_header",
+    "text_bytes",
+    "parse_header",
+]
 
 ITEM_BYTES: Final = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
@@ -34,6 +44,10 @@ MAX_NAME_LENGTH: Final = 1024
 MAX_RANK: Final = 8
 MAX_METADATA: Final = 64
 LENGTH_BYTES: Final = 8
+_METADATA_BYTES: Final = 64 * 1024
+"""Of free text and padding; the format's own writer needs less than 1 KiB."""
+_ENTRY_BYTES: Final = 512
+"""Of a tensor beside its name: type, eight sizes and two offsets of up to 19 digits, and spaces."""
 
 
 class Span(NamedTuple):
@@ -67,14 +81,25 @@ def read_header(path: Path) -> Header:
             length = text_bytes(file.read(LENGTH_BYTES), file_bytes)
             text = _read(file.read(length), length)
     except OSError as error:
-        raise StoreError("E-STORE-DAMAGED", f"{path} cannot be read: {error}") from error
+        reason = error.strerror or type(error).__name__
+        raise StoreError("E-STORE-DAMAGED", f"a bundle cannot be read: {reason}", private=str(path)) from error
     return parse_header(text, file_bytes)
 
 
-def text_bytes(first: bytes, file_bytes: int) -> int:
-    """How long the JSON text is, from the file's first bytes."""
+def longest_header(manifest: Iterable[TensorInfo]) -> int:
+    """How many bytes length and JSON text of a bundle of these tensors may have, however its writer spells them.
+
+    Tensors that are agreed on need a known header; more would only be memory that a sender makes the receiver hold.
+    """
+    entries = sum(len(json.dumps(tensor.name)) + _ENTRY_BYTES for tensor in manifest)
+    return LENGTH_BYTES + min(MAX_HEADER_BYTES, _METADATA_BYTES + entries)
+
+
+def text_bytes(first: bytes, file_bytes: int, limit: int | None = None) -> int:
+    """How long the JSON text is, from the file's first bytes; `limit` is that of `longest_header`, if it is known."""
     length = int.from_bytes(_read(first, LENGTH_BYTES), "little")
-    if length > min(MAX_HEADER_BYTES, file_bytes - LENGTH_BYTES):
+    longest = MAX_HEADER_BYTES if limit is None else limit - LENGTH_BYTES
+    if length > min(longest, file_bytes - LENGTH_BYTES):
         raise _bad(f"a header of {length} bytes is too long for this file")
     return length
 
@@ -107,22 +132,11 @@ def _parse_json(text: bytes) -> dict[str, Any]:
     if text[:1] != b"{":
         raise _bad("the header does not begin with '{'")
     try:
-        table = json.loads(text.decode(), object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        table = parse_json(text, max_values=16 * MAX_TENSORS)
+    except ValueError as error:
         raise _bad(f"the header is not valid JSON: {_short(error)}") from error
     assert isinstance(table, dict), "a JSON text that begins with a brace is an object"
     return table
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return table
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _metadata(value: object) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.finite import Exponents, nonfinite
-from fedelmy_node.bundles.header import ITEM_BYTES, LENGTH_BYTES, Header, parse_header, text_bytes
+from fedelmy_node.bundles.header import ITEM_BYTES, LENGTH_BYTES, Header, longest_header, parse_header, text_bytes
 from fedelmy_node.bundles.manifest import TensorInfo
 
 __all__ = ["StreamCheck"]
@@ -25,12 +25,14 @@ class _Floats(NamedTuple):
 class StreamCheck:
     """Takes a bundle's bytes in order and raises at the first block that shows that the bundle may not be used.
 
-    Memory: the header until it is parsed, and then one buffer, whatever the size of bundle and tensors.
+    Memory: the header until it is parsed, which is no longer than one of these tensors can be, and then one buffer,
+    whatever the size of bundle and tensors.
     """
 
     def __init__(self, file_bytes: int, manifest: Sequence[TensorInfo]) -> None:
         self._file_bytes = file_bytes
         self._expected = manifest
+        self._longest = longest_header(manifest)
         self._position = 0
         self._head = bytearray()
         self._floats: Iterator[_Floats] | None = None
@@ -65,7 +67,7 @@ class StreamCheck:
     def _parse_head(self) -> Header | None:
         if len(self._head) < LENGTH_BYTES:
             return None
-        end = LENGTH_BYTES + text_bytes(bytes(self._head[:LENGTH_BYTES]), self._file_bytes)
+        end = LENGTH_BYTES + text_bytes(bytes(self._head[:LENGTH_BYTES]), self._file_bytes, self._longest)
         return parse_header(bytes(self._head[LENGTH_BYTES:end]), self._file_bytes) if len(self._head) >= end else None
 
     def _look_at(self, data: memoryview, begin: int) -> None:

@@ -23,6 +23,7 @@ group = LazyGroup(
         "identity": ("fedelmy_node.cli.identity:identity", "Make, show and install this site's key and certificate."),
         "runs": ("fedelmy_node.cli.runs:runs", "List, show and prune the runs of this node."),
         "model": ("fedelmy_node.cli.model:model", "Export, evaluate and use the result of a run."),
+        "audit": ("fedelmy_node.cli.audit:audit", "Verify and read the log of who asked for what."),
         "health": ("fedelmy_node.cli.health:health", "Ask the daemon whether it is well; exit code 0 if it is."),
     },
 )

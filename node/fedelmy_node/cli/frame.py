@@ -10,14 +10,18 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
 from fedelmy_node import __version__
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import EXIT_DETACHED, FedelmyError, InternalError
 
 __all__ = ["LazyGroup", "run", "emit_json", "configure_logging"]
+
+_LINE_CHARACTERS: Final = 4096
+"""Of a line of a log; longer ones are cut."""
 
 
 class LazyGroup(click.Group):
@@ -71,8 +75,8 @@ def run(group: click.Group) -> NoReturn:
 
 def _complain(error: FedelmyError) -> None:
     if "--json" in sys.argv:
-        emit_json({"error": {"code": error.code, "message": error.message, "hint": error.hint}})
-    click.echo(f"{click.style('error', fg='red', bold=True)} {error.code}: {error.message}", err=True)
+        emit_json({"error": {"code": error.code, "message": error.whole, "hint": error.hint}})
+    click.echo(f"{click.style('error', fg='red', bold=True)} {error.code}: {error.whole}", err=True)
     click.echo(f"  {error.hint}", err=True)
 
 
@@ -82,7 +86,10 @@ def emit_json(value: Mapping[str, Any]) -> None:
 
 
 def configure_logging(style: str, context: Mapping[str, str], level: int = logging.INFO) -> None:
-    """Log to the standard error, one line per record, as text or as JSON; `context` is on every line."""
+    """Log to the standard error, one line per record, as text or as JSON; `context` is on every line.
+
+    Logs travel: the private part of a record and the texts of exceptions are left to `store.details`.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter(context) if style == "json" else _TextFormatter(context))
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -95,9 +102,21 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         run = record.__dict__.get("run")
-        if run:
-            record = logging.makeLogRecord({**record.__dict__, "run": f"{run}: "})
-        return super().format(record)
+        told = {
+            "run": f"{run}: " if run else "",
+            "msg": _one_record(f"{record.getMessage()}{_more(record)}"),
+            "args": (),
+        }
+        # A copy without the text that another handler may have made of the exception.
+        return super().format(logging.makeLogRecord({**record.__dict__, **told, "exc_text": None}))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        return _frames(ei)
+
+
+def _one_record(message: str) -> str:
+    """A message that cannot look like another line of the log: others' words may be in it."""
+    return "\n    ".join(clean(line, _LINE_CHARACTERS) for line in message.split("\n"))
 
 
 class _JsonFormatter(logging.Formatter):
@@ -112,8 +131,18 @@ class _JsonFormatter(logging.Formatter):
             **self._context,
             **{key: record.__dict__[key] for key in ("run", "step") if record.__dict__.get(key)},
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": f"{record.getMessage()}{_more(record)}",
         }
         if record.exc_info:
-            entry["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+            entry["traceback"] = _frames(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
+
+
+def _more(record: logging.LogRecord) -> str:
+    return " (more in details.log)" if record.__dict__.get("private") or record.exc_info else ""
+
+
+def _frames(exc_info: Any) -> str:
+    """Where an exception was raised and of what type it is, without what it says."""
+    kind, _, trace = exc_info
+    return f"{''.join(traceback.format_tb(trace))}{kind.__name__ if kind else 'no exception'}"

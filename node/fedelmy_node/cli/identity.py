@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from fedelmy_node.cli.audit import record_locally
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.cli.options import json_option, state_option
 from fedelmy_node.config.site import default_state
@@ -60,6 +61,7 @@ def init(site: str | None, operator: str | None, state: Path, out: Path | None, 
         raise click.UsageError("Give either --site NAME or --operator NAME.")
     directory = Layout(state).identity
     keystore.init(directory, site or operator or "", "site" if site else "operator")
+    record_locally(state, "identity-made", name=site or operator or "")
     request = keystore.pending(directory)
     if out is not None:
         write_durably(out, read_file(request.path), 0o644)
@@ -129,6 +131,7 @@ def rotate(state: Path, home: Path | None, out: Path | None, as_json: bool) -> N
     from fedelmy_node.store.layout import Layout
 
     request = keystore.rotate(home or Layout(state).identity)
+    _record(state, home, "identity-rotated", subject=str(request.subject), fingerprint=request.fingerprint)
     if out is not None:
         write_durably(out, read_file(request.path), 0o644)
     following = _next_steps(request, out, _named(state, home))
@@ -168,10 +171,12 @@ def install(file: Path, ca_file: Path | None, state: Path, home: Path | None, as
     content = read_file(file, LIST_BYTES)
     if looks_like_list(content):
         lists = keystore.install_lists(directory, content, str(file))
+        _record(state, home, "revocations-installed", number=lists[0].number)
         lines = (f"Revocation list {one.number} of {one.issuer.rfc4514_string()} is in force." for one in lists)
         _show({"lists": [one.number for one in lists]}, "\n".join(lines), as_json)
         return
     installed = keystore.install(directory, file, ca_file)
+    _record(state, home, "identity-installed", subject=str(installed.subject), fingerprint=installed.fingerprint)
     following = f"start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH{_named(state)}`"
     if installed.subject.role == "operator":
         following = f"use it with `fedelmy-launch run --identity {directory}`"
@@ -184,6 +189,12 @@ def install(file: Path, ca_file: Path | None, state: Path, home: Path | None, as
         f"Installed for {installed.subject}, valid until {installed.not_after:%Y-%m-%d}.\n\nNext: {following}.",
         as_json,
     )
+
+
+def _record(state: Path, home: Path | None, act: str, **facts: str | int) -> None:
+    """In the site's audit log; an operator's identity belongs to no site."""
+    if home is None:
+        record_locally(state, act, **facts)
 
 
 def _describe(request: Any, out: Path | None) -> dict[str, object]:

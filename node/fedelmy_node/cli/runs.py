@@ -1,4 +1,4 @@
-"""`fedelmy-node runs`: what this node has done and does, and how to forget it."""
+"""`fedelmy-node runs`: what this node is asked, does and has done; to agree to it, and how to forget it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["runs"]
 
 @click.group()
 def runs() -> None:
-    """List, show and prune the runs of this node."""
+    """List, show, approve, refuse and prune the runs of this node."""
 
 
 @runs.command("list")
@@ -42,6 +42,8 @@ def list_runs(state: Path, as_json: bool) -> None:
     for run in found:
         changed = datetime.fromtimestamp(run.changed_at).strftime("%Y-%m-%d %H:%M")
         click.echo(f"{run.run:<40} {run.state:<10} {changed}  {run.federation}")
+        if run.state == "pending":
+            click.echo(f"{'':<4}waits for you: fedelmy-node runs show {run.run}")
 
 
 @runs.command("show")
@@ -49,7 +51,7 @@ def list_runs(state: Path, as_json: bool) -> None:
 @state_option
 @json_option
 def show_run(run: str, state: Path, as_json: bool) -> None:
-    """One run at this site: its steps, its transfers, whom it cannot reach, and whose work is in its bundle.
+    """One run at this site: what it asks, its steps and transfers, whom it cannot reach, whose work its bundle holds.
 
     \b
     Example:
@@ -58,14 +60,20 @@ def show_run(run: str, state: Path, as_json: bool) -> None:
     from fedelmy_node.config.decode import encode
     from fedelmy_node.domain.names import run_id
     from fedelmy_node.rpc.admin import admin_client
+    from fedelmy_node.store.details import details_of
+    from fedelmy_node.store.layout import Layout
 
     with admin_client(state) as client:
         report = client.report(run_id(run))
+    details = details_of(Layout(state).details, run) if report.state == "failed" else []
     if as_json:
-        emit_json(encode(report))
+        emit_json({**encode(report), "details": details})
         return
     for line in report_lines(report):
         click.echo(line)
+    for entry in details:
+        text = entry.get("private") or entry.get("traceback", "")
+        click.echo(f"  details {entry['time']}: {entry['message']}: {text}")
 
 
 def report_lines(report: RunReport) -> Iterator[str]:
@@ -75,6 +83,10 @@ def report_lines(report: RunReport) -> Iterator[str]:
     yield f"run {report.run} at {report.site}: {report.state}"
     if report.code:
         yield f"  {report.code}: {report.message}"
+    yield from (f"  - {sentence}" for sentence in report.asked)
+    if report.state == "pending":
+        yield f"  It waits for you: fedelmy-node runs approve {report.run}, or refuse {report.run} --reason TEXT"
+        return  # there is nothing to tell of steps and transfers
     for step in report.steps:
         accuracy = step.result.get("accuracy")
         note = f"accuracy {accuracy:.4f}" if isinstance(accuracy, float) else step.sha256[:16]
@@ -105,6 +117,65 @@ def _edge_state(edge: EdgeReport, report: RunReport) -> str:
         "given-up": f"given up: {other} was out of reach",
         "closed": "not used: another way was taken",
     }.get(edge.state, edge.state)
+
+
+@runs.command("approve")
+@click.argument("run")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@state_option
+@json_option
+def approve_run(run: str, yes: bool, state: Path, as_json: bool) -> None:
+    """Agree to RUN, which is pending: show what it asks of this site, and ask for confirmation.
+
+    What is approved is the plan that is shown. The operator then starts the run; nothing more is asked.
+
+    \b
+    Example:
+      fedelmy-node runs approve xray-20270301-120000-4f2a
+    """
+    from fedelmy_node.domain.names import run_id
+    from fedelmy_node.rpc.admin import admin_client
+
+    if as_json and not yes:
+        raise ConfigError("E-CONFIG-VALUE", "--json does not ask", hint="Add --yes.")
+    with admin_client(state) as client:
+        report = client.report(run_id(run))
+        if not as_json:
+            for line in report_lines(report):
+                click.echo(line)
+        if report.state == "pending" and not yes:
+            click.confirm("Does this site take part?", abort=True)
+        now = client.approve(report.run, report.plan_sha256)
+    if as_json:
+        emit_json({"run": report.run, "state": now, "asked": list(report.asked)})
+    else:
+        click.echo(f"Run {report.run} is {now}.")
+
+
+@runs.command("refuse")
+@click.argument("run")
+@click.option("--reason", default="", help="Why; the operator is told.")
+@state_option
+@json_option
+def refuse_run(run: str, reason: str, state: Path, as_json: bool) -> None:
+    """Do not agree to RUN: it ends at this site, and the operator is told.
+
+    Only a run that has not begun can be refused.
+
+    \b
+    Example:
+      fedelmy-node runs refuse xray-20270301-120000-4f2a --reason "the ethics board has not met"
+    """
+    from fedelmy_node.domain.names import run_id
+    from fedelmy_node.rpc.admin import admin_client
+
+    readable = reason.encode("utf-8", "replace").decode()  # a terminal may have passed on half a character
+    with admin_client(state) as client:
+        now = client.refuse(run_id(run), readable[:400])
+    if as_json:
+        emit_json({"run": run, "state": now})
+    else:
+        click.echo(f"Run {run} was refused; the operator is told.")
 
 
 @runs.command("prune")

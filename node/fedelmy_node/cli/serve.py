@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from pathlib import Path
 from types import FrameType
 
@@ -12,8 +13,11 @@ import click
 
 from fedelmy_node.cli.frame import configure_logging
 from fedelmy_node.cli.options import state_option
+from fedelmy_node.errors import FedelmyError, InternalError
 
 __all__ = ["serve"]
+
+_OPEN_FILES = 65_536
 
 
 @click.command(short_help="Run the node.")
@@ -89,8 +93,11 @@ def serve(
     """
     from fedelmy_node.config.site import Given, load_site_config
     from fedelmy_node.daemon.node import Node
+    from fedelmy_node.store.details import DetailsHandler
+    from fedelmy_node.store.layout import Layout
 
-    os.umask(0o077)  # whatever this node or its trainers write is the site's own
+    _keep_to_itself()
+    _allow_many_connections()
     configure_logging(log_format, {})
     given = Given(
         state=state, config=config, site=site, listen=listen, peers=peers, data=data, indices=indices,
@@ -98,12 +105,46 @@ def serve(
     )  # fmt: skip
     node = Node(load_site_config(given))
     configure_logging(log_format, {"site": node.site})
+    logging.getLogger().addHandler(DetailsHandler(Layout(state).details))
+    threading.excepthook = _log_fault
     if insecure:
         logging.getLogger(__name__).warning(
             "no TLS: anybody who reaches %s can pose as any site or operator", node.address
         )
     _stop_on_signals(node.stop)
-    node.serve()
+    try:
+        node.serve()
+    except FedelmyError as error:
+        error.private = ""  # from here on the standard error is a log; details.log has the rest
+        raise
+    except Exception as error:
+        logging.getLogger(__name__).exception("the node met a fault")
+        raise InternalError("E-INTERNAL", "the node met a fault and ended") from error
+
+
+def _keep_to_itself() -> None:
+    """What this node and its trainers write is the site's own, and what they have in memory is never written."""
+    import resource
+
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # keys and samples would be in a core dump
+
+
+def _log_fault(fault: threading.ExceptHookArgs) -> None:
+    """A thread that ends with an exception would print all of it."""
+    if fault.exc_value is not None:
+        name = fault.thread.name if fault.thread else "unknown"
+        info = (fault.exc_type, fault.exc_value, fault.exc_traceback)
+        logging.getLogger(__name__).error("fault in the thread %s", name, exc_info=info)
+
+
+def _allow_many_connections() -> None:
+    """The usual limit of 1024 open files is soon used up by connections of strangers, who are not our only callers."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _stop_on_signals(stop: object) -> None:

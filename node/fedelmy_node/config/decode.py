@@ -16,19 +16,25 @@ from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fedelmy_node.config.suggest import suggestion
 from fedelmy_node.errors import ConfigError
 
-__all__ = ["decode", "encode", "canonical_json", "read_toml"]
+__all__ = ["decode", "at_most", "encode", "canonical_json", "read_toml"]
 
 T = TypeVar("T")
+_AT_MOST: Final = "at_most"
 
 
 def decode(schema: type[T], value: object, where: str = "") -> T:
     """`value`, which must have the shape of the dataclass `schema`; `where` begins the path in messages."""
     return typing.cast(T, _decode(schema, value, where))
+
+
+def at_most(entries: int) -> dict[str, int]:
+    """Metadata of a field: a longer list or table is refused before any of it is decoded."""
+    return {_AT_MOST: entries}
 
 
 def encode(value: object) -> Any:
@@ -105,12 +111,22 @@ def _dataclass(schema: type, value: object, where: str) -> Any:
         if name not in value and not optional:
             raise ConfigError("E-CONFIG-VALUE", f"missing key {_join(where, name)!r}", hint="Add it.")
     hints = _hints(schema)
-    decoded = {name: _decode(hints[name], value[name], _join(where, name)) for name in fields if name in value}
+    given = [field for name, field in fields.items() if name in value]
+    for field in given:
+        _check_length(field, value[field.name], where)
+    decoded = {field.name: _decode(hints[field.name], value[field.name], _join(where, field.name)) for field in given}
     try:
         return schema(**decoded)
     except ConfigError as error:
         message = f"{where}: {error.message}" if where else error.message
         raise ConfigError(error.code, message, hint=error.hint) from error
+
+
+def _check_length(field: dataclasses.Field[Any], value: object, where: str) -> None:
+    limit = field.metadata.get(_AT_MOST)
+    if limit is not None and isinstance(value, Mapping | list | tuple) and len(value) > limit:
+        message = f"{_join(where, field.name)} has {len(value)} entries, which is more than {limit}"
+        raise ConfigError("E-CONFIG-VALUE", message)
 
 
 def _union(arguments: tuple[Any, ...], value: object, where: str) -> Any:
@@ -148,10 +164,7 @@ def _scalar(schema: Any, value: object, where: str) -> Any:
     if schema is Any:
         return value
     if schema is float and type(value) in (int, float):
-        number = float(typing.cast(float, value))
-        if not math.isfinite(number):
-            raise _wrong(where, "a finite number", value)
-        return number
+        return _finite(typing.cast(float, value), where)
     if schema is Path and isinstance(value, str):
         return Path(value)
     if type(value) is schema and not (isinstance(value, str) and _is_broken(value)):
@@ -159,9 +172,23 @@ def _scalar(schema: Any, value: object, where: str) -> Any:
     raise _wrong(where, _noun(schema), value)
 
 
+def _finite(value: float, where: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:  # an integer may be larger than any float
+        number = math.inf
+    if not math.isfinite(number):
+        raise _wrong(where, "a finite number", value)
+    return number
+
+
 def _is_broken(text: str) -> bool:
     """Whether a text holds half a character, which JSON can say but no file or message can hold."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _noun(schema: Any) -> str:
@@ -170,10 +197,21 @@ def _noun(schema: Any) -> str:
 
 
 def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
+    """The path to a key; one from outside may be of any length."""
+    short = key if len(key) <= 80 else f"{key[:77]}..."
+    return f"{where}.{short}" if where else short
+
+
+def _shown(value: object) -> str:
+    """What came instead, in a few words: a list or table may be long, and is not written out to be cut."""
+    if isinstance(value, Mapping | list | tuple):
+        return f"a {'table' if isinstance(value, Mapping) else 'list'} of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "a very large number"
+    shown = repr(value[:80] if isinstance(value, str | bytes) else value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def _wrong(where: str, wanted: str, value: object) -> ConfigError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    shown = _shown(value)
     return ConfigError("E-CONFIG-VALUE", f"{where or 'the value'} must be {wanted}, not {shown}")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
+from fedelmy_node.config.consent import Consent
 from fedelmy_node.config.decode import decode, read_toml
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName, address, peer_address, site_name
 from fedelmy_node.errors import ConfigError, DataError
@@ -35,10 +36,6 @@ class _SiteTable:
     """Address and port of this node."""
     peers: tuple[str, ...] = ()
     """Whom this site agrees to send to: [SITE=]HOST:PORT."""
-    accept_from: tuple[str, ...] | None = None
-    """Sites whose bundles it takes; default: those of a plan that it accepted."""
-    operators: tuple[str, ...] | None = None
-    """Operators whose plans it considers; default: any that the federation's CA certified."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     keep_pool: bool = False
@@ -112,6 +109,7 @@ class _SiteFile:
     site: _SiteTable = field(default_factory=_SiteTable)
     data: _DataTable = field(default_factory=_DataTable)
     identity: _IdentityTable = field(default_factory=_IdentityTable)
+    consent: Consent = field(default_factory=Consent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,8 +138,7 @@ class SiteConfig:
     """From flag or file; a node with an identity takes the certificate's name, which must agree."""
     listen: Address
     peers: tuple[PeerAddress, ...]
-    accept_from: frozenset[SiteName] | None
-    operators: frozenset[SiteName] | None
+    consent: Consent
     data: str | None
     indices: Path | None
     unreadable: Literal["refuse", "skip"]
@@ -169,7 +166,8 @@ def load_site_config(given: Given) -> SiteConfig:
         file = decode(_SiteFile, tables)
         trust = file.identity.rules()
     except ConfigError as error:
-        raise ConfigError(error.code, f"{path}: {error.message}", hint=error.hint) from error
+        hint = _misplaced(tables) if error.code == "E-CONFIG-KEY" else None
+        raise ConfigError(error.code, f"{path}: {error.message}", hint=hint or error.hint) from error
     base = path.absolute().parent
     name = _first(given.site, file.site.name)
     indices = _first(given.indices, None if file.data.indices is None else base / file.data.indices)
@@ -178,8 +176,7 @@ def load_site_config(given: Given) -> SiteConfig:
         site=None if name is None else site_name(name),
         listen=address(file.site.listen if given.listen is None else given.listen),
         peers=tuple(peer_address(peer) for peer in given.peers or file.site.peers),
-        accept_from=_names(file.site.accept_from),
-        operators=_names(file.site.operators),
+        consent=file.consent,
         data=_first(given.data, file.data.source),
         indices=_existing(indices),
         unreadable=file.data.unreadable,
@@ -206,9 +203,16 @@ def _first(flag: T | None, file: T | None) -> T | None:
 
 def _existing(path: Path | None) -> Path | None:
     if path is not None and not path.is_file():
-        raise DataError("E-DATA-INDICES", f"there is no indices file {str(path)!r}")
+        raise DataError("E-DATA-INDICES", "there is no such indices file", private=str(path))
     return None if path is None else path.absolute()
 
 
-def _names(values: tuple[str, ...] | None) -> frozenset[SiteName] | None:
-    return None if values is None else frozenset(site_name(value) for value in values)
+def _misplaced(tables: Mapping[str, Any]) -> str | None:
+    """What to say about the first unknown key, if it is a key of another table."""
+    known = {table.name: {f.name for f in fields(table.default_factory)} for table in fields(_SiteFile)}  # type: ignore[arg-type]
+    for name, table in tables.items():
+        unknown = [key for key in table if key not in known[name]] if name in known and isinstance(table, dict) else []
+        for key in unknown[:1]:
+            home = next((other for other, keys in known.items() if key in keys), None)
+            return f"Move it to [{home}]." if home else None
+    return None

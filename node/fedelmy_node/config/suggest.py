@@ -12,5 +12,5 @@ def suggestion(name: str, known: Iterable[str], plural: str) -> str:
     import difflib  # only whoever errs needs it
 
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name[:100], names, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"{plural}: {', '.join(names)}."

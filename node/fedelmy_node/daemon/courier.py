@@ -177,8 +177,10 @@ def _is_final(error: FedelmyError) -> bool:
     """Whether trying again can never help; everything else may pass, be it an outage of days.
 
     That a run is unknown there, cancelled or aborted, is not ours to act on: the operator's word, or the neighbour's,
-    comes by way of the lookout.
+    comes by way of the lookout. An administrator who has not decided yet may still agree.
     """
+    if error.code == "E-CONSENT-APPROVAL":
+        return False
     if isinstance(error, ConsentError | BundleError | _DamageError):
         return True
     return isinstance(error, PeerError | TransferError) and error.code in _FINAL_CODES

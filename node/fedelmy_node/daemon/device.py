@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedelmy_node.daemon.trainers import Message, Progress, Trainer
+from fedelmy_node.daemon.trainers import Failed, Message, Progress, Trainer
 from fedelmy_node.domain.names import RunId, StepId
 from fedelmy_node.domain.plan import Step
 from fedelmy_node.training.job import Job
@@ -28,6 +28,11 @@ class Assignment:
     job: Job
     directory: Path
     """Where the step's files go."""
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.run} {self.step.id}"
 
     @property
     def key(self) -> tuple[RunId, StepId]:
@@ -118,5 +123,7 @@ class Device:
             if isinstance(message, Progress):
                 self._said(assignment, message)
             else:
-                logger.warning("a trainer could not load ahead of its turn: %s", message)
+                error = message.error if isinstance(message, Failed) else None
+                extra = {"run": assignment.run, "private": error.private if error else ""}
+                logger.warning("a trainer could not load ahead of its turn: %s", error or "it ended", extra=extra)
                 self._warm = None

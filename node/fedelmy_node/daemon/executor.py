@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.absence import Absences
-from fedelmy_node.daemon.device import Assignment
+from fedelmy_node.daemon.admission import AHEAD, check_approval, check_refusal, check_start, expiry_of, refusal_text
 from fedelmy_node.daemon.lookout import Lookout
 from fedelmy_node.daemon.loop import Loop
 from fedelmy_node.daemon.outbox import Outbox
@@ -29,7 +29,9 @@ from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, Shortcut, StepKind
 from fedelmy_node.domain.reports import Absent, NeighbourState, Signed
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import FedelmyError, RunError
+from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
 
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS: Final = 10.0
 """Beyond what trainers are given to write a checkpoint and end."""
+_ANOTHER_PLAN: Final = "Cancel it with `fedelmy-launch cancel`, which asks the sites for the plan first."
 _BEGUN: Final = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
 _LONGEST_SLEEP_SECONDS: Final = 3600.0
 """However far away the next deadline is: clocks are set, and systems limit how long one may wait."""
@@ -67,15 +70,17 @@ class Executor:
         journal: Journal,
         peers: Peers,
         home: Home,
+        record: Record = silent,
     ) -> None:
         self._prepare_seconds = config.prepare_hours * 3600
         self._keep_runs = config.keep_runs
         self._workspace = workspace
         self._journal = journal
         self._home = home
+        self._record = record
         self._loop = Loop(self._seconds_to_alarm, self._ring, home.faulted)
         self._steps = Steps(journal, workspace, self._loop.post, self._advance, self._fail_run)
-        self._outbox = Outbox(journal, peers, self._loop.post, self._advance, self._refused)
+        self._outbox = Outbox(journal, peers, self._loop.post, self._advance, self._refused, record)
         self._lookout = Lookout(peers, self._loop.post, self._heard, self._presence_changed)
         self._absences = Absences(journal, self._lookout)
 
@@ -101,7 +106,7 @@ class Executor:
         """The active step and the queue, for people."""
         device = self._steps.device
         return self._loop.ask(
-            lambda: (_label(device.active) if device.active else "", tuple(_label(each) for each in device.waiting))
+            lambda: (device.active.label if device.active else "", tuple(each.label for each in device.waiting))
         )
 
     def absent(self, run: RunId) -> tuple[Absent, ...]:
@@ -115,6 +120,14 @@ class Executor:
     def prepared(self, run: RunId) -> None:
         """A plan was accepted: its start is near, so what needs no input loads already."""
         self._loop.post(partial(self._prepared, run))
+
+    def approve(self, run: RunId, plan_sha256: str) -> RunState:
+        """This site's administrator agrees to the plan of this digest."""
+        return self._loop.ask(partial(self._approve, run, plan_sha256))
+
+    def refuse(self, run: RunId, reason: str) -> RunState:
+        """This site's administrator does not agree; only what has not begun can be refused."""
+        return self._loop.ask(partial(self._refuse, run, reason))
 
     def start(self, run: RunId) -> RunState:
         """Begin a prepared run, or try the failed steps of a run again; otherwise nothing changes."""
@@ -150,7 +163,8 @@ class Executor:
                 self._cancel(decode_cancel(record.cancel.payload), record.cancel)  # it was checked when it came
                 continue
             # Received, but not begun: the last daemon died between its receipt and its first step.
-            if record.state == RunState.RUNNING or (record.state != RunState.FAILED and record.has_received):
+            received = record.has_received and not record.is_unapproved
+            if record.state == RunState.RUNNING or (record.state != RunState.FAILED and received):
                 logger.info("goes on after a restart", extra={"run": summary.run})
                 self._go_on(record)
             elif record.state != RunState.EXPIRED:
@@ -168,20 +182,31 @@ class Executor:
 
     def _prepared(self, run: RunId) -> None:
         record = self._journal.find_run(run)
-        if record is not None and record.state == RunState.PREPARED:
+        if record is not None and record.state in AHEAD:
             self._absences.watch(record)
-            for step in record.slice.steps:
+            for step in record.slice.steps if record.state == RunState.PREPARED else ():
                 if not step.needs:
                     self._steps.warm_up(record, step)
 
+    def _approve(self, run: RunId, plan_sha256: str) -> RunState:
+        record = self._journal.run(run)
+        check_approval(record, plan_sha256)
+        if record.state == RunState.PENDING:
+            self._journal.set_run(run, RunState.PREPARED)
+            self._prepared(run)
+            for site, told in self._lookout.words(run).items():
+                self._heard(run, site, told)  # what neighbours said meanwhile counts from now on
+        return self._journal.state(run)
+
+    def _refuse(self, run: RunId, reason: str) -> RunState:
+        record = self._journal.run(run)
+        check_refusal(record)
+        self._end(record, RunState.CANCELLED, code="E-CONSENT-REFUSED", message=refusal_text(record, reason))
+        return self._journal.state(run)
+
     def _start(self, run: RunId) -> RunState:
         record = self._journal.run(run)
-        if record.state == RunState.CANCELLED:
-            raise RunError("E-RUN-CANCELLED", f"run {run} was cancelled")
-        if record.state == RunState.ABORTED:
-            raise RunError("E-RUN-ABORTED", f"run {run} was aborted: {record.message}")
-        if record.state == RunState.EXPIRED:
-            raise RunError("E-RUN-EXPIRED", f"run {run} was prepared, but not started in time")
+        check_start(record)
         if record.state == RunState.FAILED:
             self._lookout.drop(run)  # a person has seen to it: patience begins anew, and nobody is waited for in vain
         if record.state in (RunState.PREPARED, RunState.FAILED):
@@ -191,8 +216,8 @@ class Executor:
     def _received(self, run: RunId) -> None:
         """A delivery proves that the run goes on, even one that this site has given up waiting for."""
         record = self._journal.find_run(run)
-        if record is None:
-            return  # pruned meanwhile
+        if record is None or record.is_unapproved:
+            return  # pruned meanwhile, or not to be received at all
         if record.state in (RunState.PREPARED, RunState.EXPIRED):
             self._go_on(record)
         else:
@@ -208,6 +233,8 @@ class Executor:
         elif record.state == RunState.PREPARED and told.state in _BEGUN:
             self._go_on(record)
         elif record.state == RunState.RUNNING:
+            if told.state == RunState.PREPARED:
+                self._outbox.hurry(run, site)  # perhaps its administrator has just agreed
             repeat_lost(self._journal, record, site, told)
             for edge in record.slice.edges_in:
                 if edge.sender == site and edge.id in told.near:
@@ -221,17 +248,26 @@ class Executor:
         except FedelmyError as error:
             logger.warning("a cancel that %s passed on is not accepted: %s", site, error, extra={"run": run})
             return False
-        return cancel.run == run and self._cancel(cancel, signed) == RunState.CANCELLED
+        record = self._journal.run(run)
+        if cancel.run != run or cancel.plan_id != record.slice.plan_id:
+            logger.warning("a cancel that %s passed on is for another run or plan", site, extra={"run": run})
+            return False
+        if not record.state.is_over:
+            facts = {"reason": cancel.reason, "operator": cancel.operator}
+            self._record(Act(act="run-cancelled", who=f"site/{site}", run=run, facts=facts))
+        return self._cancel(cancel, signed) == RunState.CANCELLED
 
     def _cancel(self, cancel: Cancel, signed: Signed) -> RunState:
         run = cancel.run
         record = self._journal.run(run)
-        if cancel.withdraw and record.state != RunState.PREPARED:
+        if cancel.plan_id != record.slice.plan_id:  # an older word about a run of the same name
+            raise RunError("E-RUN-CONFLICT", f"the cancel is for another plan of run {run}", hint=_ANOTHER_PLAN)
+        if cancel.withdraw and record.state not in AHEAD:
             return record.state
         if record.cancel is None and not cancel.withdraw:
             self._journal.keep_cancel(run, signed)
         if not record.state.is_over:
-            self._end(record, RunState.CANCELLED, message=cancel.reason[:500])
+            self._end(record, RunState.CANCELLED, message=clean(cancel.reason, 500))
         return self._journal.state(run)
 
     def _abort(self, run: RunId, message: str) -> None:
@@ -281,6 +317,7 @@ class Executor:
         over = [known.run for known in self._journal.runs() if known.state.is_over or known.state == RunState.EXPIRED]
         for old in over[self._keep_runs :]:
             logger.info("is forgotten: %d newer runs are over", self._keep_runs, extra={"run": old})
+            self._record(Act(act="run-forgotten", run=old, facts={"newer_runs": self._keep_runs}))
             self._prune(old)
 
     def _prune(self, run: RunId) -> None:
@@ -295,19 +332,18 @@ class Executor:
 
     def _ring(self) -> None:
         """A deadline has passed: an expiry, somebody's patience, or a rest."""
-        for known in self._journal.runs(RunState.PREPARED):
+        for known in self._journal.runs(*AHEAD):
             if known.changed_at + self._prepare_seconds <= time.time():
                 self._halt(known.run)
                 self._lookout.drop(known.run)
-                self._journal.set_run(known.run, RunState.EXPIRED, code="E-RUN-EXPIRED", message="it was never started")
+                code, message = expiry_of(known.state)
+                self._journal.set_run(known.run, RunState.EXPIRED, code=code, message=message)
         for run in self._absences.due() | self._steps.rested():
             self._advance(run)
 
     def _seconds_to_alarm(self) -> float | None:
         """By the wall clock for expiries, which outlive a restart; patience and rests do not depend on it."""
-        expiries = [
-            known.changed_at + self._prepare_seconds - time.time() for known in self._journal.runs(RunState.PREPARED)
-        ]
+        expiries = [known.changed_at + self._prepare_seconds - time.time() for known in self._journal.runs(*AHEAD)]
         due = expiries + self._steps.seconds_to_rested() + self._absences.seconds_to_due()
         return min(*due, _LONGEST_SLEEP_SECONDS) if due else None
 
@@ -376,7 +412,3 @@ class Executor:
         if self._absences.note(record, site):
             self._outbox.hurry(run, site)
         self._advance(run)
-
-
-def _label(assignment: Assignment) -> str:
-    return f"{assignment.run} {assignment.step.id}"

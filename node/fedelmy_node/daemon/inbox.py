@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from fedelmy_node.bundles.check import check_manifest
-from fedelmy_node.bundles.header import MAX_HEADER_BYTES
+from fedelmy_node.bundles.header import longest_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.size import tensor_bytes
 from fedelmy_node.daemon.arrival import Arrival, partial_path
@@ -20,13 +20,15 @@ from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, StepKind
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConsentError, RunError, StoreError, TransferError
+from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import RunRecord
 
 __all__ = ["Inbox"]
 
-_MIN_BLOCK, _MAX_BLOCK = 1 << 10, 2 << 20
+_MIN_BLOCK, _MAX_BLOCK = 64 << 10, 2 << 20
+"""Each block costs a message, a digest, a write and a check, however small it is; ours have 1 MiB."""
 _SPARE_BYTES: Final = 64 << 20
 """Left free on the disk for the journal and for what the step itself writes."""
 
@@ -34,10 +36,13 @@ _SPARE_BYTES: Final = 64 << 20
 class Inbox:
     """Every edge that ends at this site. Safe to use from any thread."""
 
-    def __init__(self, journal: Journal, layout: Layout, received: Callable[[RunId], None]) -> None:
+    def __init__(
+        self, journal: Journal, layout: Layout, received: Callable[[RunId], None], record: Record = silent
+    ) -> None:
         self._journal = journal
         self._layout = layout
         self._received = received
+        self._record = record
         self._lock = threading.Lock()
         self._locks: dict[tuple[RunId, EdgeId], threading.Lock] = {}
         self._arrivals: dict[tuple[RunId, EdgeId], Arrival] = {}
@@ -48,6 +53,8 @@ class Inbox:
         if known is None:
             raise RunError("E-RUN-UNKNOWN", f"this site has not accepted a run {offer.run[:100]!r}")
         edge = _edge(known, offer.edge, sender)
+        if offer.plan_id != known.slice.plan_id:
+            raise TransferError("E-TRANSFER-OFFER", "the offer belongs to another plan of a run of this name")
         with self._lock_of(offer.run, edge.id):
             record = self._journal.run(offer.run)
             have = record.edges[edge.id]
@@ -101,10 +108,12 @@ class Inbox:
         plan = self._journal.run(run).slice
         data = {"peer": edge.sender, "bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries}
         rivals = [way.id for way in plan.ways_to(edge.target, edge.need) if way.id != edge.id]
+        facts: dict[str, str | int] = {"bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries.value}
         try:
+            self._record(Act(act="delivery-received", run=run, edge=edge.id, facts=facts))
             won = self._journal.meet_need(run, edge, rivals, offer.origin, data)
-        except RunError:
-            arrival.target.unlink()
+        except (RunError, StoreError):
+            arrival.target.unlink(missing_ok=True)
             raise
         if not won:
             arrival.target.unlink()
@@ -143,6 +152,8 @@ class Inbox:
             raise RunError("E-RUN-CANCELLED", f"run {offer.run} was cancelled at this site")
         if record.state == RunState.ABORTED:
             raise RunError("E-RUN-ABORTED", record.message)
+        if record.is_unapproved:
+            raise ConsentError("E-CONSENT-APPROVAL", f"run {offer.run} waits for the administrator of this site")
         if len(offer.sha256) != 64:
             raise TransferError("E-TRANSFER-OFFER", "the offer has no sha256")
         check_manifest(offer.manifest, record.prepared.manifest)
@@ -151,7 +162,7 @@ class Inbox:
         if not _MIN_BLOCK <= offer.block_bytes <= _MAX_BLOCK:
             raise TransferError("E-TRANSFER-OFFER", f"blocks of {offer.block_bytes} bytes are not accepted")
         payload = tensor_bytes(record.prepared.manifest)
-        if not payload < offer.size <= payload + MAX_HEADER_BYTES:
+        if not payload < offer.size <= payload + longest_header(record.prepared.manifest):
             raise TransferError("E-TRANSFER-SIZE", f"a bundle of this run cannot have {offer.size} bytes")
         partial = partial_path(self._layout.input(offer.run, offer.edge), offer)
         free, here = self._layout.free_bytes(), partial.stat().st_size if partial.exists() else 0

@@ -83,7 +83,11 @@ class Loop:
             while (action := self._next()) is not None:
                 action()
         except StoreError as error:
-            logger.error("the disk fails: %s; the node ends and goes on from its journal when restarted", error)
+            logger.error(
+                "the disk fails: %s; the node ends and goes on from its journal when restarted",
+                error,
+                extra={"private": error.private},
+            )
             self._faulted(error)
         except Exception as error:
             logger.exception("the executor met a fault; the node ends and goes on from its journal when restarted")

@@ -10,43 +10,49 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
 
 from fedelmy_node import CONTRACT, __version__
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.site import SiteConfig
+from fedelmy_node.daemon.admission import check_approval, check_refusal
+from fedelmy_node.daemon.answers import report_of, with_asking
+from fedelmy_node.daemon.consent import check_listed
+from fedelmy_node.daemon.disclosure import Disclosed, DisclosedEvents
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Cancel, Preparation, check_listed, check_operator, decode_cancel
+from fedelmy_node.daemon.preparation import Cancel, Preparation, check_operator, decode_cancel
 from fedelmy_node.daemon.readiness import tell_supervisor
+from fedelmy_node.daemon.refusals import Refusals
 from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
-from fedelmy_node.domain.events import RunState, StepState
+from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
-from fedelmy_node.domain.plan import StepKind, in_order
 from fedelmy_node.domain.reports import (
-    EdgeReport,
     Health,
     NeighbourState,
     NodeDescription,
+    PrepareAnswer,
     PrunedRun,
     ResultModel,
     RunReport,
     RunSummary,
     Signed,
-    StepReport,
 )
-from fedelmy_node.domain.transfer import Block, Offer, Origin, Receipt
+from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, InternalError, RunError, StoreError
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
+from fedelmy_node.rpc.calling import calling
 from fedelmy_node.rpc.endpoint import Endpoint, LocalEndpoint
+from fedelmy_node.store.audit import Act, AuditLog
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout, StateLock
 from fedelmy_node.store.records import RunRecord
-from fedelmy_node.store.streams import EventStream, StateStream
+from fedelmy_node.store.streams import StateStream
 from fedelmy_node.training.data import parse_source
 
 __all__ = ["Node"]
@@ -72,27 +78,32 @@ class Node:
         self._told: dict[tuple[RunId, SiteName], StateStream[NeighbourState]] = {}
         """The newest stream of each neighbour in each run: one is enough."""
         self._fault: Exception | None = None
+        self._disclosed = Disclosed(config.consent)
         # A running daemon is named first, then a port in use; only then is anything written.
         StateLock.refuse_if_held(self._layout)
-        self._endpoint = Endpoint(config.listen, self._identity)
+        self._audit = AuditLog(config.state)
+        self._refusals = Refusals(self._audit.note)
+        self._endpoint = Endpoint(config.listen, self._identity, config.stall_seconds, self._refusals)
         self.address = self._endpoint.address
         self._layout.create()
         self._lock = StateLock(self._layout)
         self._journal = Journal(self._layout.journal, self.site)
         self._peers = Peers(config, self.site, self._identity)
         self._workspace = Workspace(config, self._layout)
-        self._executor = Executor(config, self._workspace, self._journal, self._peers, self)
-        self._inbox = Inbox(self._journal, self._layout, self._executor.received)
+        self._executor = Executor(config, self._workspace, self._journal, self._peers, self, self._record)
+        self._inbox = Inbox(self._journal, self._layout, self._executor.received, self._record)
         self._preparation = Preparation(config, self._layout, self.site, self._workspace, self._journal, self._peers)
 
     # --- life ---------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Answer until `stop`; then let calls end, end the trainers, and return. A fault is raised at the end."""
+        head = self._audit.record(Act(act="node-started", who=f"site/{self.site}", facts={"version": __version__}))
+        logger.info("the audit log is at line %d, whose hash is %s", head.seq, head.sha256)
         local = LocalEndpoint(self._layout.socket, self)
         self._executor.open()
         self._endpoint.open(self, self, self)
-        logger.info("listens on %s, state in %s", self.address, self._layout.root)
+        logger.info("listens on %s", self.address)
         self._warn_about_data()
         tell_supervisor(f"READY=1\nSTATUS=site {self.site} listens on {self.address}\nX_FEDELMY_ADDRESS={self.address}")
         self.ready.set()
@@ -105,6 +116,8 @@ class Node:
         local.close()
         self._executor.close()
         self._inbox.close()
+        self._refusals.close()
+        self._audit.note(Act(act="node-stopped", who=f"site/{self.site}"))
         self._journal.close()
         self._lock.release()
         if isinstance(self._fault, StoreError):
@@ -122,7 +135,14 @@ class Node:
             return
         path = parse_source(self._config.data).path
         if path is not None and not path.exists():
-            logger.warning("%s does not exist: every run will be refused (E-DATA-MISSING)", path)
+            message = "the data do not exist: every run will be refused (E-DATA-MISSING)"
+            logger.warning(message, extra={"private": str(path)})
+
+    def _record(self, act: Act) -> None:
+        """Write an act down before it is done; of a call that is being answered, also who makes it from where."""
+        call = calling()
+        who, origin = act.who or call.who or f"site/{self.site}", act.origin or call.origin
+        self._audit.record(replace(act, who=who, origin=origin))
 
     def run_ended(self, run: RunId) -> None:
         """The executor says that a run is over here, or forgotten."""
@@ -138,6 +158,9 @@ class Node:
         self.stop()
 
     # --- what operators ask -------------------------------------------------------------------------------
+
+    def admit(self, operator: str) -> None:
+        check_listed(self._config.consent, self.site, operator)
 
     def describe(self) -> NodeDescription:
         import platform
@@ -161,64 +184,56 @@ class Node:
         """Put a revocation list into force, whoever brings it: the CA signed it."""
         if self._identity is None:
             raise IdentityError("E-IDENTITY-MISSING", "this node runs without identities (--insecure)")
-        return self._identity.take_lists(lists, f"operator {operator}")
+        before = self._identity().trust.lists
+        number = self._identity.take_lists(lists, f"operator {operator}")
+        if self._identity().trust.lists != before:
+            self._record(Act(act="revocations-installed", facts={"number": number}))
+        return number
 
-    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer:
         operator = check_operator(signed, self._identity, Purpose.PLAN) or operator
-        prepared = self._preparation.accept(signed, operator, check_only=check_only)
+        with self._disclosed.errors():
+            prepared, state = self._preparation.accept(signed, operator, check_only=check_only, record=self._record)
         if not check_only:
             self._executor.prepared(prepared.slice.run)
-        return prepared.report
+        return PrepareAnswer(report=self._disclosed.data(prepared.report), state=state)
 
     def start(self, run: RunId) -> RunState:
+        known = self._journal.find_run(run)
+        if known is not None and known.state in (RunState.PREPARED, RunState.FAILED):
+            self._record(Act(act="run-started", run=run))
         return self._executor.start(run)
 
-    def watch(self, run: RunId, after: int) -> EventStream:
-        return self._journal.follow(run, after)
+    def watch(self, run: RunId, after: int) -> DisclosedEvents:
+        return DisclosedEvents(self._journal.follow(run, after), self._disclosed)
 
     def cancel(self, signed: Signed) -> RunState:
-        return self._executor.cancel(self.verified_cancel(signed), signed)
+        cancel = self.verified_cancel(signed)
+        known = self._journal.find_run(cancel.run)
+        if known is not None and not known.state.is_over and cancel.plan_id == known.slice.plan_id:
+            act = "run-withdrawn" if cancel.withdraw else "run-cancelled"
+            facts = {"reason": cancel.reason, "operator": cancel.operator}
+            try:
+                self._record(Act(act=act, run=cancel.run, facts=facts))
+            except StoreError as error:  # ending a run is never refused because of a disk
+                logger.error(
+                    "a cancel cannot be audited: %s", error, extra={"run": cancel.run, "private": error.private}
+                )
+        return self._executor.cancel(cancel, signed)
 
     def verified_cancel(self, signed: Signed) -> Cancel:
         """What an operator whom this site listens to has signed."""
         operator = check_operator(signed, self._identity, Purpose.CANCEL)
         if operator is not None:
-            check_listed(self._config, self.site, operator)
-        return decode_cancel(signed.payload)
+            check_listed(self._config.consent, self.site, operator)
+        return decode_cancel(signed.payload, operator or "")
 
     def report(self, run: RunId) -> RunReport:
-        record = self._journal.run(run)
-        plan = record.slice
-        return RunReport(
-            run=run,
-            site=self.site,
-            state=record.state,
-            code=record.code,
-            message=record.message,
-            steps=tuple(
-                StepReport(
-                    step=step.id, kind=step.kind, state=known.state, sha256=known.sha256, size=known.size,
-                    result=known.result, started_at=known.started_at, ended_at=known.ended_at,
-                )
-                for step in plan.steps
-                for known in (record.steps[step.id],)
-            ),
-            edges=tuple(
-                EdgeReport(
-                    edge=edge.id, sender=edge.sender, receiver=edge.receiver, carries=edge.carries,
-                    state=known.state, size=known.size, sha256=known.sha256,
-                )
-                for edge in plan.edges_in + plan.edges_out
-                for known in (record.edges[edge.id],)
-            ),
-            last_event=self._journal.last_event(run),
-            parameters=int(record.prepared.report.get("parameters", 0)),
-            bundle_bytes=int(record.prepared.report.get("bundle_bytes", 0)),
-            federation=plan.federation,
-            neighbours=plan.neighbours,
-            absent=self._executor.absent(run),
-            origin=_origin(record),
-        )  # fmt: skip
+        return self._disclosed.report(self._report(self._journal.run(run)))
+
+    def _report(self, record: RunRecord) -> RunReport:
+        run = record.slice.run
+        return report_of(record, self._journal.last_event(run), self._executor.absent(run))
 
     # --- what neighbours ask ------------------------------------------------------------------------------
 
@@ -272,6 +287,21 @@ class Node:
     def runs(self) -> list[RunSummary]:
         return self._journal.runs()
 
+    def show(self, run: RunId) -> RunReport:
+        """As the operator's report, with everything that is not disclosed, and in words what was asked."""
+        record = self._journal.run(run)
+        return with_asking(self._report(record), record, self._config.consent)
+
+    def approve(self, run: RunId, plan_sha256: str) -> RunState:
+        check_approval(self._journal.run(run), plan_sha256)
+        self._record(Act(act="run-approved", run=run, facts={"slice_sha256": plan_sha256}))
+        return self._executor.approve(run, plan_sha256)
+
+    def refuse(self, run: RunId, reason: str) -> RunState:
+        check_refusal(self._journal.run(run))
+        self._record(Act(act="run-refused", run=run, facts={"reason": reason}))
+        return self._executor.refuse(run, reason)
+
     def model(self, run: RunId | None) -> ResultModel:
         """The result of a run, or of the newest run that has one here."""
         candidates = [run] if run else [known.run for known in self._journal.runs()]
@@ -305,20 +335,10 @@ class Node:
             PrunedRun(run=summary.run, state=summary.state, size=self._workspace.size(summary.run))
             for summary in chosen
         )
-        for run in () if dry_run else (each.run for each in pruned):
-            self._executor.prune(run)
+        for each in () if dry_run else pruned:
+            self._record(Act(act="run-pruned", run=each.run, facts={"state": each.state.value, "bytes": each.size}))
+            self._executor.prune(each.run)
         return pruned
-
-
-def _origin(record: RunRecord) -> Origin:
-    """Of the result, or of the last bundle that was made here; and whom this site went around afterwards."""
-    origin = Origin()
-    for step in in_order(record.slice.steps):
-        if step.kind != StepKind.EVALUATE and record.steps[step.id].state == StepState.DONE:
-            origin = record.origin(step)
-    for edge in record.slice.edges_out:
-        origin = origin.joined(Origin(skipped=record.edges[edge.id].origin.skipped))
-    return origin
 
 
 def _site(config: SiteConfig, identity: LiveIdentity | None) -> SiteName:

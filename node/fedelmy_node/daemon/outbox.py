@@ -14,6 +14,7 @@ from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, StepKind
 from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
 from fedelmy_node.errors import FedelmyError
+from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
 
@@ -30,12 +31,14 @@ class Outbox:
         post: Callable[[Callable[[], None]], None],
         advance: Callable[[RunId], None],
         refused: Callable[[RunId, Edge, FedelmyError], None],
+        record: Record = silent,
     ) -> None:
         self._journal = journal
         self._peers = peers
         self._post = post
         self._advance = advance
         self._refused = refused
+        self._record = record
         self._couriers: dict[tuple[RunId, EdgeId], Courier] = {}
 
     def send(self, record: RunRecord, edge: Edge, path: Path) -> None:
@@ -48,7 +51,9 @@ class Outbox:
             run=run, edge=edge.id, size=source.size, sha256=source.sha256, block_bytes=BLOCK_BYTES,
             wire_dtype=record.slice.recipe.wire_dtype, manifest=record.prepared.manifest,
             origin=record.origin(record.slice.step(edge.source)).joined(record.edges[edge.id].origin),
+            plan_id=record.slice.plan_id,
         )  # fmt: skip
+        self._tell("delivery-offered", edge, offer)  # nothing leaves this site without a line that says so
         self._journal.move_edge(run, edge.id)
         self._couriers[run, edge.id] = Courier(
             edge,
@@ -96,6 +101,7 @@ class Outbox:
                 "peer": edge.receiver, "bytes": offer.size, "sha256": offer.sha256,
                 "seconds": round(news.seconds, 3), "carries": edge.carries,
             }  # fmt: skip
+            self._tell("delivery-sent", edge, offer)
             # A result that goes no further is the receiver's own affair from here on.
             settled = edge.ends and edge.carries == StepKind.DELIVER
             self._journal.finish_edge(run, edge.source, edge.id, data, settled=settled)
@@ -107,4 +113,10 @@ class Outbox:
         else:
             assert isinstance(news, Refused)
             del self._couriers[run, edge.id]
+            self._tell("delivery-failed", edge, offer, news.error.code)
             self._refused(run, edge, news.error)
+
+    def _tell(self, act: str, edge: Edge, offer: Offer, code: str = "") -> None:
+        facts: dict[str, str | int] = {"to": f"site/{edge.receiver}", "carries": edge.carries.value}
+        facts |= {"bytes": offer.size, "sha256": offer.sha256}
+        self._record(Act(act=act, run=offer.run, edge=edge.id, code=code, facts=facts))

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from fedelmy_node.bundles.size import model_bytes, tensor_bytes
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.site import SiteConfig
+from fedelmy_node.config.strict_json import parse_json
+from fedelmy_node.daemon.consent import check_listed, efforts, refuse, refuse_bundle
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.trainers import OneJob
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName, run_id
-from fedelmy_node.domain.plan import Slice, StepKind
+from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Signed
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.durable import remove_tree
 from fedelmy_node.errors import (
     ConfigError,
     ConsentError,
     DataError,
+    FedelmyError,
     IdentityError,
     InternalError,
     RunError,
@@ -31,6 +35,7 @@ from fedelmy_node.errors import (
 )
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.identity.signing import Purpose, Signature, verify
+from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared, RunRecord, read_slice
@@ -39,9 +44,11 @@ from fedelmy_node.training.job import Job
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import settings_for
 
-__all__ = ["Preparation", "check_operator", "check_listed", "Cancel", "decode_cancel"]
+__all__ = ["Preparation", "check_operator", "Cancel", "decode_cancel"]
 
 logger = logging.getLogger(__name__)
+_MAX_CANCEL_BYTES: Final = 8 * 1024
+"""It is journaled, and told to every neighbour whenever anything changes."""
 
 
 class Preparation:
@@ -60,23 +67,32 @@ class Preparation:
         self._looking: OneJob | None = None
         self._closed = False
 
-    def accept(self, signed: Signed, operator: str, *, check_only: bool) -> Prepared:
-        """What this site found out about a plan that it takes part in; refusals are raised.
+    def accept(
+        self, signed: Signed, operator: str, *, check_only: bool, record: Record = silent
+    ) -> tuple[Prepared, RunState]:
+        """What this site found out about a plan that it takes part in, and where that leaves it; refusals are raised.
 
         The run is journaled before the next plan is looked at, so that two launchers cannot both make it.
         """
         plan = read_slice(signed.payload)
-        with self._one_at_a_time:
-            known = self._journal.find_run(plan.run)
-            if known is not None and _stands(known, signed.payload):
-                return known.prepared
-            self._check_consent(plan, operator)
-            self._peers.check(plan)
-            prepared = self._look(plan, signed, operator)
-            self._check_disk(plan, prepared)
-            if not check_only:
-                self._journal.add_run(prepared)
-        return prepared
+        try:
+            with self._one_at_a_time:
+                known = self._journal.find_run(plan.run)
+                if known is not None and _stands(known, signed.payload):
+                    return known.prepared, known.state
+                self._check_consent(plan, operator)
+                self._peers.check(plan)
+                prepared = self._look(plan, signed, operator)
+                refuse_bundle(plan, self._config.consent, prepared.report.get("bundle_bytes", 0))
+                self._check_disk(plan, prepared)
+                state = RunState.PENDING if self._config.consent.require_approval else RunState.PREPARED
+                record(_plan_act("plan-asked" if check_only else "plan-accepted", prepared, state))
+                if not check_only:
+                    self._journal.add_run(prepared, state)
+        except FedelmyError as error:
+            error.about = plan.run
+            raise
+        return prepared, state
 
     def close(self) -> None:
         """End a look that is under way."""
@@ -87,11 +103,7 @@ class Preparation:
     def _check_consent(self, plan: Slice, operator: str) -> None:
         if plan.site != self._site:
             raise IdentityError("E-IDENTITY-SITE", f"the plan is for site {plan.site}, this is {self._site}")
-        check_listed(self._config, self._site, operator)
-        accepted = self._config.accept_from
-        for edge in plan.edges_in:
-            if accepted is not None and edge.sender not in accepted:
-                raise ConsentError("E-CONSENT-ACCEPT", f"site {self._site} does not accept from {edge.sender}")
+        check_listed(self._config.consent, self._site, operator)
         if self._config.data is None:
             raise DataError(
                 "E-DATA-SOURCE",
@@ -101,6 +113,7 @@ class Preparation:
         parse_source(self._config.data)
         check_model(plan.recipe.model.name)
         settings_for(plan.recipe.strategy)
+        refuse(plan, self._config.consent)
 
     def _look(self, plan: Slice, signed: Signed, operator: str) -> Prepared:
         """Have a trainer build the model on the meta device and open the data."""
@@ -115,7 +128,8 @@ class Preparation:
                 raise InternalError("E-INTERNAL", "the node is shutting down")
             outcome = self._looking.run()
         except TrainingError as error:
-            logger.warning("%s; the trainer said:\n%s", error, _tail(scratch / "trainer.log"))
+            said = f"the trainer said: {_tail(scratch / 'trainer.log')}"
+            logger.warning("a look at the data failed: %s", error, extra={"run": plan.run, "private": said})
             raise
         finally:
             self._looking = None
@@ -132,21 +146,15 @@ class Preparation:
         the last two and the one being written, each with the model, two moments and the best epoch, and every
         completed pool member.
         """
-        pool = 1 + getattr(settings_for(plan.recipe.strategy), "pool_size", 0)
+        pool = 1 + max((effort.members for effort in efforts(plan)), default=-1)
         bundles = len(plan.edges_in) + len(plan.steps) + 2
-        models = 3 * 4 + pool if any(step.kind == StepKind.TRAIN for step in plan.steps) else 0
+        models = 3 * 4 + pool if pool else 0
         if self._config.keep_pool:
             models += pool
         need = tensor_bytes(prepared.manifest) * bundles + model_bytes(prepared.manifest) * models
         free = self._layout.free_bytes()
         if free < need:
             raise StoreError("E-STORE-DISK", f"the run needs about {need} bytes, the disk has {free} left")
-
-
-def check_listed(config: SiteConfig, site: SiteName, operator: str) -> None:
-    """Refuse an operator whom the site does not list; a site that lists none takes any of the federation."""
-    if config.operators is not None and operator not in config.operators:
-        raise ConsentError("E-CONSENT-OPERATOR", f"site {site} does nothing for operator {operator}")
 
 
 def check_operator(signed: Signed, identity: LiveIdentity | None, purpose: Purpose) -> str | None:
@@ -165,21 +173,38 @@ class Cancel:
     reason: str
     withdraw: bool = False
     """Only if the run is merely prepared: another site refused it, and it will not be started."""
+    plan_id: str = ""
+    """Of the plan that it ends: a word about an older plan must not end a newer one of the same name."""
+    operator: str = ""
+    """Whose signature was found under it; what the payload itself says here is not looked at."""
 
     def __post_init__(self) -> None:
         run_id(self.run)
 
 
-def decode_cancel(payload: bytes) -> Cancel:
-    """The cancel in a signed payload."""
+def decode_cancel(payload: bytes, operator: str = "") -> Cancel:
+    """The cancel in a signed payload; `operator`: who signed it."""
     try:
-        return decode(Cancel, json.loads(payload))
-    except (ValueError, RecursionError, ConfigError) as error:
-        raise RunError("E-RUN-PLAN", f"the cancel is not usable: {error}") from error
+        if len(payload) > _MAX_CANCEL_BYTES:
+            raise ValueError(f"{len(payload)} bytes are too many")
+        return replace(decode(Cancel, parse_json(payload)), operator=operator)
+    except (ValueError, ConfigError) as error:
+        raise RunError("E-RUN-PLAN", f"the cancel is not usable: {clean(str(error), 300)}") from error
+
+
+def _plan_act(act: str, prepared: Prepared, state: RunState) -> Act:
+    plan = prepared.slice
+    facts = {
+        "federation": plan.federation, "model": plan.recipe.model.name, "strategy": plan.recipe.strategy.name,
+        "operator": prepared.operator, "slice_sha256": prepared.sha256, "state": state.value,
+    }  # fmt: skip
+    return Act(act=act, run=plan.run, facts=facts)
 
 
 def _stands(known: RunRecord, payload: bytes) -> bool:
     """Whether a run that was accepted before is this very one; a plan can only replace one that never began."""
+    if known.code == "E-CONSENT-REFUSED" and known.prepared.payload == payload:
+        raise ConsentError("E-CONSENT-REFUSED", known.message)  # a person has decided; only another plan is looked at
     if known.state in (RunState.EXPIRED, RunState.CANCELLED) and not known.has_begun:
         return False
     if known.prepared.payload != payload:

@@ -21,4 +21,4 @@ def tell_supervisor(state: str) -> None:
         try:
             channel.sendto(state.encode(), address)
         except OSError as error:
-            logger.warning("the supervisor does not listen on $NOTIFY_SOCKET any more: %s", error)
+            logger.warning("the supervisor does not listen on $NOTIFY_SOCKET any more: %s", error.strerror)

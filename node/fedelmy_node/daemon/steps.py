@@ -14,7 +14,7 @@ from fedelmy_node.daemon.ways import edges_after
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, StepId
-from fedelmy_node.domain.plan import Step, StepKind, in_order
+from fedelmy_node.domain.plan import Step, StepKind
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
@@ -60,7 +60,7 @@ class Steps:
     def queue(self, run: RunId) -> None:
         """Queue every step whose inputs are there; deliver steps are done at once."""
         record = self._journal.run(run)
-        for step in in_order(record.slice.steps):
+        for step in record.slice.ordered:
             waits = record.steps[step.id].state == StepState.WAITING and (run, step.id) not in self._resting
             if waits and record.has_inputs(step):
                 if step.kind == StepKind.DELIVER:
@@ -81,12 +81,13 @@ class Steps:
 
     def warm_up(self, record: RunRecord, step: Step) -> None:
         """Load for `step`, or, if it computes nothing, for the step here that follows it."""
-        if step.kind == StepKind.DELIVER:
-            for known in record.slice.steps:
-                if step.id in known.needs:
-                    self.warm_up(record, known)
-        elif record.steps[step.id].state == StepState.WAITING:
-            self.device.warm_up(self._workspace.assignment(record, step))
+        behind = [step]
+        while behind:  # not by recursion: the plan decides how many there are
+            step = behind.pop()
+            if step.kind == StepKind.DELIVER:
+                behind += reversed(record.slice.users(step.id))
+            elif record.steps[step.id].state == StepState.WAITING:
+                self.device.warm_up(self._workspace.assignment(record, step))
 
     def drop(self, run: RunId) -> None:
         """Stop whatever is under way for a run."""
@@ -137,6 +138,9 @@ class Steps:
 
     def _step_failed(self, assignment: Assignment, failed: Failed) -> None:
         run, step, error = assignment.run, assignment.step, failed.error
+        if error.private:
+            extra = {"run": run, "step": step.id, "private": error.private}
+            logger.warning("%s failed: %s", step.id, error, extra=extra)
         self._crashes[assignment.key] += failed.crashed
         crashes, no_room = self._crashes[assignment.key], error.code == "E-STORE-DISK"
         if not no_room and (not failed.crashed or crashes >= _ATTEMPTS):

@@ -136,7 +136,8 @@ class Trainer:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 last = self._talk(lock)
         except OSError as error:
-            last = Failed(TrainingError("E-TRAINING-CRASH", f"the trainer cannot be started: {error}"), crashed=True)
+            reason = f"the trainer cannot be started: {error.strerror}"
+            last = Failed(TrainingError("E-TRAINING-CRASH", reason, private=str(error)), crashed=True)
         except Exception:
             logger.exception("fault while talking to a trainer")
             fault = InternalError("E-INTERNAL", "talking to the trainer failed; see the node's log")
@@ -178,7 +179,9 @@ class Trainer:
             return last
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if not self._stopped:
-            logger.error("the trainer %s; its log: %s", how, self._directory / "trainer.log")
+            # Digests of run and step, below the state directory: no name of anybody.
+            place = "/".join(self._directory.parts[-4:])
+            logger.error("the trainer %s; its log: %s/trainer.log", how, place)
         error = TrainingError("E-TRAINING-CRASH", f"the trainer {how}")
         return Failed(error, crashed=True)
 
@@ -232,7 +235,8 @@ def _read(line: bytes) -> Message:
     if "done" in message:
         return Finished(decode(Outcome, message["done"]))
     problem = message["error"]
-    return Failed(error_from_code(problem["code"], problem["message"], problem.get("hint")), crashed=False)
+    private = problem.get("private", "")
+    return Failed(error_from_code(problem["code"], problem["message"], problem.get("hint"), private), crashed=False)
 
 
 def _environment(job: Job) -> dict[str, str]:

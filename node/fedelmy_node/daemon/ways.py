@@ -14,7 +14,7 @@ from typing import Final
 
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, site_of
-from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind, in_order
+from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.store.records import RunRecord
 
@@ -91,11 +91,11 @@ def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
     plan = record.slice
     gone = {step for step, known in record.steps.items() if known.state == StepState.SKIPPED}
     before = len(gone)
-    for step in in_order(plan.steps):
+    for step in plan.ordered:
         ended = record.steps[step.id].state in _ENDED
         if not ended and any(need in gone or _is_lost(record, step, need, given_up, gone) for need in step.needs):
             gone.add(step.id)
-    for step in reversed(in_order(plan.steps)):
+    for step in reversed(plan.ordered):
         if record.steps[step.id].state not in _ENDED and not _is_wanted(record, step, gone):
             gone.add(step.id)
     return sorted(step for step in gone if record.steps[step].state != StepState.SKIPPED) if len(gone) > before else []
@@ -122,8 +122,8 @@ def _is_wanted(record: RunRecord, step: Step, gone: AbstractSet[StepId]) -> bool
     """Whether anybody can still use the output; a step without one is for the site itself."""
     if step.kind == StepKind.EVALUATE:
         return True
-    leaves = any(edge.source == step.id for edge in record.slice.edges_out)
-    here = [known.id for known in record.slice.steps if step.id in known.needs]
+    leaves = bool(record.slice.edges_from(step.id))
+    here = [known.id for known in record.slice.users(step.id)]
     if not leaves and not here:
         return True
     return (leaves and not record.is_over(step.id)) or any(known not in gone for known in here)
@@ -139,7 +139,7 @@ def is_complete(record: RunRecord) -> bool:
 def edges_after(plan: Slice, step: Step) -> list[Edge]:
     """The edges that carry this step's output, directly or through deliver steps of this site."""
     carriers = {step.id}
-    for known in in_order(plan.steps):
+    for known in plan.ordered:
         if known.kind == StepKind.DELIVER and carriers & set(known.needs):
             carriers.add(known.id)
     return [edge for edge in plan.edges_out if edge.source in carriers]
@@ -185,8 +185,9 @@ def _open_inputs(record: RunRecord) -> list[Edge | Shortcut]:
 
 def _declined(record: RunRecord, way: Edge) -> set[SiteName]:
     """The sites that have said that nothing will come from them for the need that a way is for."""
-    rivals = (edge for edge in record.slice.edges_in if (edge.target, edge.need) == (way.target, way.need))
-    return {edge.sender for edge in rivals if record.edges[edge.id].state == EdgeState.CLOSED}
+    rivals = record.slice.ways_to(way.target, way.need)
+    closed = (rival for rival in rivals if record.edges[rival.id].state == EdgeState.CLOSED)
+    return {rival.sender for rival in closed if isinstance(rival, Edge)}
 
 
 def _is_used(record: RunRecord, edge: Edge) -> bool:

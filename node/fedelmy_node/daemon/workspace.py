@@ -62,7 +62,8 @@ class Workspace:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                logger.warning("%s is of no use any more and cannot be removed: %s", path, error.strerror)
+                message, extra = "a file is of no use any more and cannot be removed: %s", {"private": str(path)}
+                logger.warning(message, error.strerror, extra={"run": plan.run, **extra})
         for step in plan.steps:
             self.forget_checkpoints(plan.run, step.id)
 
@@ -92,6 +93,7 @@ class Workspace:
             device=self._config.device,
             output=self._layout.output(plan.run, step.id) if trains else None,
             keep_pool=directory / "pool" if trains and self._config.keep_pool else None,
+            max_change=self._config.consent.max_change,
             checkpoints=self._layout.checkpoints(plan.run, step.id) if trains else None,
         )
         return Assignment(run=plan.run, step=step, job=job, directory=directory)

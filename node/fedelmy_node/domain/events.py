@@ -15,6 +15,8 @@ __all__ = ["EventKind", "Event", "RunState", "StepState", "EdgeState"]
 class RunState(StrEnum):
     """Where a run is at one site."""
 
+    PENDING = "pending"
+    """The plan passed all checks and waits for this site's administrator; nothing is done or received."""
     PREPARED = "prepared"
     """The plan was accepted; nothing has begun."""
     RUNNING = "running"
@@ -24,11 +26,11 @@ class RunState(StrEnum):
     FAILED = "failed"
     """A step of this site failed, or a hand-over was refused; see the error."""
     CANCELLED = "cancelled"
-    """The operator ended it."""
+    """The operator ended it, or this site's administrator refused it; see the code."""
     ABORTED = "aborted"
     """A site could not be reached, and the plan says that the run then ends."""
     EXPIRED = "expired"
-    """It was prepared and never started."""
+    """It was prepared and never started, or never approved; see the code."""
 
     @property
     def is_over(self) -> bool:

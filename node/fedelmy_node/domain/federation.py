@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from fedelmy_node.config.decode import at_most
 from fedelmy_node.domain.names import Address, SiteName, address, site_name
 from fedelmy_node.errors import ConfigError
 
 __all__ = [
     "Setting", "WireDtype", "OnUnreachable", "InputFormat", "Task", "ModelSpec", "Training", "StrategySpec", "Recipe",
-    "Absence", "Member", "Federation", "seconds_of",
+    "Absence", "Member", "Federation", "federation_name", "seconds_of",
 ]  # fmt: skip
 
 Setting = str | int | float | bool
@@ -22,6 +23,9 @@ WireDtype = Literal["float32", "bfloat16", "float16"]
 OnUnreachable = Literal["wait", "skip", "abort"]
 """What the others do about a site that cannot be reached."""
 MAX_CLASSES: Final = 100_000
+MAX_NAME: Final = 200
+"""Characters of names that somebody else gives: classes, models, strategies, settings."""
+MAX_SETTINGS: Final = 100
 
 
 def _require(condition: bool, message: str) -> None:
@@ -60,7 +64,7 @@ class InputFormat:
 class Task:
     """What is classified: the classes in the order of the model's outputs, and the input."""
 
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = field(metadata=at_most(MAX_CLASSES))
     """Names in the order of the model's outputs; every site maps its own data by these names."""
     input: InputFormat
     """The tensor that the model sees."""
@@ -68,7 +72,8 @@ class Task:
     def __post_init__(self) -> None:
         _require(2 <= len(self.classes) <= MAX_CLASSES, "classes must name at least two classes")
         _require(len(set(self.classes)) == len(self.classes), "classes must not repeat a name")
-        _require(all(name and len(name) <= 200 for name in self.classes), "class names must have 1 to 200 characters")
+        fitting = all(name and len(name) <= MAX_NAME for name in self.classes)
+        _require(fitting, f"class names must have 1 to {MAX_NAME} characters")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +82,9 @@ class ModelSpec:
 
     name: str
     """One of the built-in models, or `torchvision:NAME`."""
+
+    def __post_init__(self) -> None:
+        _require(0 < len(self.name) <= MAX_NAME, f"a model's name has 1 to {MAX_NAME} characters")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +119,13 @@ class StrategySpec:
 
     name: str
     """One of the registered strategies."""
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, Setting] = field(default_factory=dict, metadata=at_most(MAX_SETTINGS))
     """Only what differs from the strategy's defaults."""
+
+    def __post_init__(self) -> None:
+        _require(0 < len(self.name) <= MAX_NAME, f"a strategy's name has 1 to {MAX_NAME} characters")
+        texts = [*self.settings, *(value for value in self.settings.values() if isinstance(value, str))]
+        _require(all(len(text) <= MAX_NAME for text in texts), f"settings have at most {MAX_NAME} characters")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +156,13 @@ class Absence:
 
     def __post_init__(self) -> None:
         _require(0 < self.patience_seconds <= 366 * 86_400, "patience must be above 0 and at most a year")
+
+
+def federation_name(text: str) -> str:
+    """A federation's name: it begins run ids."""
+    legal = re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?", text) is not None
+    _require(legal, f"the name {text[:80]!r} must have 1 to 32 lower-case letters, digits and hyphens")
+    return text
 
 
 def seconds_of(duration: str) -> float:
@@ -205,8 +225,7 @@ class Federation:
         return Absence(on_unreachable=member.on_unreachable or self.absence.on_unreachable, patience_seconds=patience)
 
     def __post_init__(self) -> None:
-        legal = re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?", self.name) is not None
-        _require(legal, f"the name {self.name!r} must have 1 to 32 lower-case letters, digits and hyphens")
+        federation_name(self.name)
         _require(1 <= len(self.members) <= 10_000, "a federation needs at least one site")
         names = [member.name for member in self.members]
         _require(len(set(names)) == len(names), "two sites have the same name")

@@ -11,7 +11,8 @@ from fedelmy_node.errors import ConfigError
 
 __all__ = [
     "SiteName", "RunId", "StepId", "EdgeId", "Address", "PeerAddress",
-    "site_name", "run_id", "step_id", "site_of", "edge_id", "edge_ends", "address", "peer_address", "file_stem",
+    "site_name", "run_id", "step_id", "known_edge", "site_of", "edge_id", "edge_ends",
+    "address", "peer_address", "file_stem",
 ]  # fmt: skip
 
 SiteName = NewType("SiteName", str)
@@ -36,7 +37,7 @@ def site_name(text: str) -> SiteName:
     if not _LABEL.fullmatch(text):
         raise ConfigError(
             "E-CONFIG-VALUE",
-            f"{text!r} is not a site name",
+            f"{_shown(text)} is not a site name",
             hint="Use 1 to 32 lower-case letters, digits and hyphens, such as north or st-mary.",
         )
     return SiteName(text)
@@ -47,7 +48,7 @@ def run_id(text: str) -> RunId:
     if not _RUN.fullmatch(text):
         raise ConfigError(
             "E-CONFIG-VALUE",
-            f"{text!r} is not a run id",
+            f"{_shown(text)} is not a run id",
             hint="Use 1 to 64 lower-case letters, digits and hyphens.",
         )
     return RunId(text)
@@ -56,8 +57,16 @@ def run_id(text: str) -> RunId:
 def step_id(text: str) -> StepId:
     """A step's id: `kind.number@site`, as topologies make them."""
     if not _STEP.fullmatch(text):
-        raise ConfigError("E-CONFIG-VALUE", f"{text!r} is not a step id")
+        raise ConfigError("E-CONFIG-VALUE", f"{_shown(text)} is not a step id")
     return StepId(text)
+
+
+def known_edge(text: str) -> EdgeId:
+    """An edge's id as `edge_id` makes them, from outside."""
+    source, need = r"(?:" + _STEP.pattern + r")?", r"(?:/" + _STEP.pattern + r")?"
+    if not re.fullmatch(f"{source}>{_STEP.pattern}{need}", text):
+        raise ConfigError("E-CONFIG-VALUE", f"{_shown(text)} is not an edge")
+    return EdgeId(text)
 
 
 def site_of(step: StepId) -> SiteName:
@@ -81,7 +90,7 @@ def address(text: str) -> Address:
     """A `host:port` with a port between 0 and 65535."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match[2]) > 65535:
-        raise ConfigError("E-CONFIG-ADDRESS", f"{text!r} is not HOST:PORT")
+        raise ConfigError("E-CONFIG-ADDRESS", f"{_shown(text)} is not HOST:PORT")
     return Address(text)
 
 
@@ -101,6 +110,11 @@ def peer_address(text: str) -> PeerAddress:
     """The value of --peer."""
     name, separator, place = text.rpartition("=")
     return PeerAddress(site_name(name) if separator else None, address(place))
+
+
+def _shown(text: str) -> str:
+    """A name that is none, as a message may repeat it."""
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
 
 
 def file_stem(name: str) -> str:

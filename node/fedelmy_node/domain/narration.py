@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedelmy_node.domain.events import Event, EventKind, StepState
+from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
+from fedelmy_node.domain.texts import clean
 
 if TYPE_CHECKING:
     from fedelmy_node.domain.reports import Absent
@@ -22,11 +23,14 @@ def narrate(event: Event) -> str | None:
         case EventKind.RUN:
             reason = ": ".join(part for part in (data.get("code"), data.get("message")) if part)
             text = f"run {data['state']}" + (f" ({reason})" if reason else "")
+            if data["state"] == RunState.PENDING:
+                text += f": waits for this site's administrator; fedelmy-node runs show {event.run}"
         case EventKind.STEP:
             text = _step(event)
         case EventKind.RESUMED:
             who = f"pool member {data['member']}/{data['members']}" if data["member"] else "warm-up"
-            text = f"goes on from a checkpoint: {who}, epoch {data['epoch']}, batch {data['batch']}"
+            batch = f", batch {data['batch']}" if "batch" in data else ""
+            text = f"goes on from a checkpoint: {who}, epoch {data['epoch']}{batch}"
         case EventKind.MEMBER:
             accuracy = f", validation {percent(data['accuracy'])}" if data.get("accuracy") is not None else ""
             text = f"pool member {data['member']}/{data['members']} done, epoch {data['epoch']} kept{accuracy}"
@@ -42,7 +46,7 @@ def narrate(event: Event) -> str | None:
             text = f"{data['peer']} answers again"
         case EventKind.AROUND:
             to = f", hands over to {data['peer']}" if data.get("peer") else ""
-            text = f"goes on without {', '.join(data['steps'])}{to} ({data['message']})"
+            text = f"goes on without {clean(', '.join(data['steps']), 400)}{to} ({data['message']})"
         case EventKind.WARNING:
             text = f"warning {data['code']}: {data['message']}"
         case _:
@@ -71,7 +75,8 @@ def _then(policy: str, patience_seconds: float) -> str:
 def _step(event: Event) -> str | None:
     state, result = event.data["state"], event.data.get("result", {})
     if state == StepState.DONE and "accuracy" in result:
-        return f"{event.step} done: accuracy {percent(result['accuracy'])} of {result.get('samples')} samples"
+        of = f" of {result['samples']} samples" if "samples" in result else ""
+        return f"{event.step} done: accuracy {percent(result['accuracy'])}{of}"
     if state in (StepState.RUNNING, StepState.FAILED, StepState.SKIPPED):
         return f"{event.step} {state}" + (f": {event.data['message']}" if event.data.get("message") else "")
     return None

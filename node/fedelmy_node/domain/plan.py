@@ -17,14 +17,39 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
-from fedelmy_node.domain.federation import Absence, Recipe
-from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, edge_id, run_id, site_of, step_id
+from fedelmy_node.config.decode import at_most
+from fedelmy_node.domain.federation import Absence, Recipe, federation_name
+from fedelmy_node.domain.names import (
+    Address,
+    EdgeId,
+    RunId,
+    SiteName,
+    StepId,
+    address,
+    edge_id,
+    run_id,
+    site_name,
+    site_of,
+    step_id,
+)
 from fedelmy_node.errors import RunError
 
-__all__ = ["StepKind", "Step", "Edge", "Shortcut", "Neighbour", "Plan", "Slice", "in_order", "MAX_STEPS"]
+__all__ = [
+    "StepKind", "Step", "Edge", "Shortcut", "Neighbour", "Plan", "Slice", "in_order",
+    "MAX_STEPS", "MAX_WAYS", "PLAN_ID_DIGITS",
+]  # fmt: skip
 
-MAX_STEPS: Final = 100_000
-MAX_SKIPS: Final = 10_000
+MAX_STEPS: Final = 5_000
+"""Of a whole run: a hundred sites fifty times. A report must be able to name them all in one message."""
+MAX_SITE_STEPS: Final = 1_000
+"""Of one site in a run; whenever anything happens, a site looks at all of its steps and ways."""
+MAX_WAYS: Final = 4_000
+"""To and from one site: on a chain on which every site may be skipped, about four per site."""
+MAX_SKIPS: Final = 100_000
+"""Of all ways to and from one site together: they grow with the square of the chain."""
+MAX_NEEDS: Final = 1_000
+"""Inputs of one step."""
+PLAN_ID_DIGITS: Final = 32
 
 
 class StepKind(StrEnum):
@@ -47,13 +72,15 @@ class Step:
     kind: StepKind
     visit: int
     """How often the run has trained at this site, this step included; 0 for steps that do not train."""
-    needs: tuple[StepId, ...]
+    needs: tuple[StepId, ...] = field(metadata=at_most(MAX_NEEDS))
     """The steps whose outputs are this step's inputs, in the order in which the strategy sees them."""
 
     def __post_init__(self) -> None:
         step_id(self.id)
         _expect(site_of(self.id) == self.site, f"{self.id} cannot be at {self.site}")
         _expect(0 <= self.visit <= MAX_STEPS, f"{self.id} cannot be visit {self.visit}")
+        for need in self.needs:
+            step_id(need)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +95,7 @@ class Edge:
     """The kind of the target: what a hand-over is for (training, or delivery of the result)."""
     need: StepId
     """The need of the target that it meets: its source, or, on a way around, a step that is left out."""
-    skips: tuple[StepId, ...] = ()
+    skips: tuple[StepId, ...] = field(default=(), metadata=at_most(MAX_STEPS))
     """The steps that this way leaves out, from the target's need back to the source; empty on the plan's own way."""
     ends: bool = False
     """Whether nothing of it goes further: no other site needs what the receiver makes of it."""
@@ -86,7 +113,7 @@ class Shortcut:
     need: StepId
     source: StepId | None = None
     """A step of the target's site; None: the target begins without this input."""
-    skips: tuple[StepId, ...]
+    skips: tuple[StepId, ...] = field(metadata=at_most(MAX_STEPS))
     """The steps that are left out, from the target's need back to the source."""
 
     @property
@@ -102,8 +129,12 @@ class Neighbour:
     address: Address
     absence: Absence = field(default_factory=Absence)
 
+    def __post_init__(self) -> None:
+        site_name(self.site)
+        address(self.address)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Slice:
     """What one site is told of a run."""
 
@@ -112,77 +143,148 @@ class Slice:
     federation: str
     site: SiteName
     recipe: Recipe
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = field(metadata=at_most(MAX_SITE_STEPS))
     """Only this site's, inputs before outputs."""
-    edges_in: tuple[Edge, ...]
-    edges_out: tuple[Edge, ...]
-    neighbours: tuple[Neighbour, ...]
-    shortcuts: tuple[Shortcut, ...] = ()
+    edges_in: tuple[Edge, ...] = field(metadata=at_most(MAX_WAYS))
+    edges_out: tuple[Edge, ...] = field(metadata=at_most(MAX_WAYS))
+    neighbours: tuple[Neighbour, ...] = field(metadata=at_most(MAX_WAYS))
+    shortcuts: tuple[Shortcut, ...] = field(default=(), metadata=at_most(MAX_WAYS))
+    plan_id: str = ""
+    """Drawn by chance when the run is made, and the same in every slice: names can be used again, this is not."""
 
     def __post_init__(self) -> None:
+        self._check_sizes()
         run_id(self.run)
-        own = {step.id for step in self.steps}
-        fed = {(edge.source, edge.target) for edge in self.edges_in if not edge.skips}
-        known = {neighbour.site for neighbour in self.neighbours}
-        _expect(0 < len(self.steps) <= MAX_STEPS and len(own) == len(self.steps), "steps are missing or repeated")
-        _expect(all(step.site == self.site for step in self.steps), "a step belongs to another site")
+        hexadecimal = len(self.plan_id) in (0, PLAN_ID_DIGITS) and set(self.plan_id) <= set("0123456789abcdef")
+        _expect(hexadecimal, f"the plan's id does not have {PLAN_ID_DIGITS} hexadecimal digits")
+        site_name(self.site)
+        federation_name(self.federation)
+        self._check_steps()
+        self._check_ways()
+        self._check_order()
+
+    def _check_sizes(self) -> None:
+        """First: an operator may be mistaken, or worse, and all that follows takes its time."""
+        ways = self._every_way
+        _expect(0 < len(self.steps) <= MAX_SITE_STEPS, f"a site has 1 to {MAX_SITE_STEPS} steps")
+        _expect(len(ways) <= MAX_WAYS, f"a site has at most {MAX_WAYS} edges and shortcuts")
+        _expect(sum(len(way.skips) for way in ways) <= MAX_SKIPS, "its ways lead around too much")
+
+    def _check_steps(self) -> None:
+        own, fed = self._by_id, {(edge.source, edge.target) for edge in self.edges_in if not edge.skips}
+        bundles = {step.id for step in self.steps if step.kind != StepKind.EVALUATE}
+        _expect(len(own) == len(self.steps), "steps are repeated")
         for step in self.steps:
+            _expect(step.site == self.site, "a step belongs to another site")
             _expect(step.kind == StepKind.TRAIN or len(step.needs) == 1, f"{step.id} must have one input")
-            _expect(
-                all(need in own or (need, step.id) in fed for need in step.needs),
-                f"{step.id} needs what neither a step nor an edge of the slice gives",
-            )
+            _expect(len(set(step.needs)) == len(step.needs), f"{step.id} needs the same twice")
+            for need in step.needs:
+                given = need in own or (need, step.id) in fed
+                _expect(given, f"{step.id} needs what neither a step nor an edge of the slice gives")
+                _expect(need in bundles or need not in own, "a step needs the output of a step that has none")
+
+    def _check_ways(self) -> None:
+        own, known = self._by_id, {neighbour.site for neighbour in self.neighbours}
+        _expect(len(known) == len(self.neighbours), "a neighbour is repeated")
+        for way in self._every_way:
+            for name in (way.target, way.need, *way.skips, *((way.source,) if way.source else ())):
+                step_id(name)
+            _expect(self.site not in map(site_of, way.skips), f"{way.id} leads around this very site")
+        for edge in self.edges_in + self.edges_out:
+            ends = site_of(edge.source), site_of(edge.target)
+            _expect(ends == (edge.sender, edge.receiver), f"{edge.id} is not between {edge.sender} and {edge.receiver}")
+            _expect(bool(edge.skips) == (edge.need != edge.source), f"{edge.id} is neither a way nor a way around")
         for edge in self.edges_in:
             _expect(edge.receiver == self.site and edge.target in own, f"edge {edge.id} does not end here")
             _expect(edge.sender in known and edge.sender != self.site, f"the sender of {edge.id} has no address")
         for edge in self.edges_out:
             _expect(edge.sender == self.site and edge.source in own, f"edge {edge.id} does not begin here")
             _expect(edge.receiver in known and edge.receiver != self.site, f"the receiver of {edge.id} has no address")
-        ways = [way.id for way in self.edges_in + self.edges_out + self.shortcuts]
-        _expect(len(set(ways)) == len(ways), "an edge is repeated")
+            _expect(own[edge.source].kind != StepKind.EVALUATE, "an edge begins at a step without a bundle")
+        ids = [way.id for way in self._every_way]
+        _expect(len(set(ids)) == len(ids), "an edge is repeated")
         for way in self.edges_in + self.shortcuts:
-            met = way.target in own and way.need in self.step(way.target).needs and way.need not in own
+            met = way.target in own and way.need in own[way.target].needs and way.need not in own
             _expect(met, f"{way.id} meets no need of this site")
             _expect(not way.skips or way.skips[0] == way.need, f"{way.id} does not lead around its need")
-        for way in self.edges_in + self.edges_out + self.shortcuts:
-            for name in (way.target, way.need, *way.skips, *((way.source,) if way.source else ())):
-                step_id(name)
-        for edge in self.edges_in + self.edges_out:
-            ends = site_of(edge.source), site_of(edge.target)
-            _expect(ends == (edge.sender, edge.receiver), f"{edge.id} is not between {edge.sender} and {edge.receiver}")
-        for way in self.edges_in + self.edges_out + self.shortcuts:
-            _expect(len(way.skips) <= MAX_SKIPS, f"{way.id} leads around too much")
-            _expect(self.site not in map(site_of, way.skips), f"{way.id} leads around this very site")
-        before: set[StepId | None] = {None}
-        for step in in_order(self.steps):
-            _expect(len(set(step.needs)) == len(step.needs), f"{step.id} needs the same twice")
-            sources = {shortcut.source for shortcut in self.shortcuts if shortcut.target == step.id}
-            _expect(sources <= before, f"{step.id} cannot be given what is made after it")
-            before |= {step.id} if step.kind != StepKind.EVALUATE else set()
+
+    def _check_order(self) -> None:
+        """Nothing is given what is made after it."""
+        into: dict[StepId, list[Shortcut]] = {}
         for shortcut in self.shortcuts:
-            begins = self.step(shortcut.target).kind == StepKind.TRAIN
-            _expect(bool(shortcut.source) or begins, f"{shortcut.target} cannot begin without an input")
-            _expect(bool(shortcut.skips), f"{shortcut.id} leads around nothing")
-        for way in self.edges_out + self.shortcuts:
-            _expect(way.source is None or way.source in own, f"{way.id} does not begin here")
-        for edge in self.edges_in + self.edges_out:
-            _expect(bool(edge.skips) == (edge.need != edge.source), f"{edge.id} is neither a way nor a way around")
-        bundles = {step.id for step in self.steps if step.kind != StepKind.EVALUATE}
-        _expect(all(edge.source in bundles for edge in self.edges_out), "an edge begins at a step without a bundle")
-        _expect(
-            all(need in bundles or need not in own for step in self.steps for need in step.needs),
-            "a step needs the output of a step that has none",
-        )
-        in_order(self.steps)
+            into.setdefault(shortcut.target, []).append(shortcut)
+        before: set[StepId | None] = {None}
+        for step in self.ordered:
+            for shortcut in into.get(step.id, ()):
+                begins = shortcut.source is not None or step.kind == StepKind.TRAIN
+                _expect(begins, f"{step.id} cannot begin without an input")
+                _expect(bool(shortcut.skips), f"{shortcut.id} leads around nothing")
+                _expect(shortcut.source in before, f"{step.id} cannot be given what is made after it")
+            if step.kind != StepKind.EVALUATE:
+                before.add(step.id)
+
+    @property
+    def _every_way(self) -> tuple[Edge | Shortcut, ...]:
+        return self.edges_in + self.edges_out + self.shortcuts
+
+    @cached_property
+    def _by_id(self) -> dict[StepId, Step]:
+        return {step.id: step for step in self.steps}
+
+    @cached_property
+    def ordered(self) -> tuple[Step, ...]:
+        """The steps with every input before what needs it."""
+        return in_order(self.steps)
+
+    @cached_property
+    def _ways_to(self) -> dict[tuple[StepId, StepId], tuple[Edge | Shortcut, ...]]:
+        found: dict[tuple[StepId, StepId], list[Edge | Shortcut]] = {}
+        for way in self.edges_in + self.shortcuts:
+            found.setdefault((way.target, way.need), []).append(way)
+        return {key: tuple(sorted(ways, key=lambda way: len(way.skips))) for key, ways in found.items()}
+
+    @cached_property
+    def _edges_from(self) -> dict[StepId, tuple[Edge, ...]]:
+        found: dict[StepId, list[Edge]] = {}
+        for edge in self.edges_out:
+            found.setdefault(edge.source, []).append(edge)
+        return {step: tuple(edges) for step, edges in found.items()}
+
+    @cached_property
+    def _shortcuts_from(self) -> dict[StepId, tuple[Shortcut, ...]]:
+        found: dict[StepId, list[Shortcut]] = {}
+        for shortcut in self.shortcuts:
+            if shortcut.source is not None:
+                found.setdefault(shortcut.source, []).append(shortcut)
+        return {step: tuple(ways) for step, ways in found.items()}
+
+    @cached_property
+    def _users(self) -> dict[StepId, tuple[Step, ...]]:
+        found: dict[StepId, list[Step]] = {}
+        for step in self.steps:
+            for need in step.needs:
+                found.setdefault(need, []).append(step)
+        return {need: tuple(steps) for need, steps in found.items()}
 
     def step(self, step: StepId) -> Step:
         """The step of this id, which must be the slice's."""
-        return next(found for found in self.steps if found.id == step)
+        return self._by_id[step]
 
     def ways_to(self, step: StepId, need: StepId) -> tuple[Edge | Shortcut, ...]:
         """Every way in which `need` of `step` can be met, the plan's own first; none for a step of this site."""
-        found = [way for way in self.edges_in + self.shortcuts if way.target == step and way.need == need]
-        return tuple(sorted(found, key=lambda way: len(way.skips)))
+        return self._ways_to.get((step, need), ())
+
+    def edges_from(self, step: StepId) -> tuple[Edge, ...]:
+        """The edges that begin at a step."""
+        return self._edges_from.get(step, ())
+
+    def shortcuts_from(self, step: StepId) -> tuple[Shortcut, ...]:
+        """The shortcuts that begin at a step."""
+        return self._shortcuts_from.get(step, ())
+
+    def users(self, step: StepId) -> tuple[Step, ...]:
+        """This site's steps that need the output of a step."""
+        return self._users.get(step, ())
 
     def neighbour(self, site: SiteName) -> Neighbour:
         """The neighbour of this name, which must be one."""
@@ -200,6 +302,8 @@ class Plan:
     sites: tuple[Neighbour, ...]
     steps: tuple[Step, ...]
     """Inputs before outputs."""
+    plan_id: str = ""
+    """See `Slice`; empty until somebody is asked to take part."""
 
     def __post_init__(self) -> None:
         ids = {step.id for step in self.steps}
@@ -273,6 +377,7 @@ class Plan:
             edges_in=edges_in,
             edges_out=edges_out,
             neighbours=tuple(sorted((s for s in self.sites if s.site in near), key=lambda s: s.site)),
+            plan_id=self.plan_id,
             shortcuts=tuple(w for w in self.ways if isinstance(w, Shortcut) and site_of(w.target) == site),
         )
 
@@ -284,7 +389,7 @@ def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
         order = TopologicalSorter({s.id: [n for n in s.needs if n in by_id] for s in by_id.values()}).static_order()
         return tuple(by_id[StepId(step)] for step in order)
     except CycleError as error:
-        raise RunError("E-RUN-PLAN", f"the plan runs in a circle: {' -> '.join(error.args[1])}") from error
+        raise RunError("E-RUN-PLAN", f"the plan runs in a circle: {' -> '.join(error.args[1][:10])}") from error
 
 
 def _expect(condition: bool, message: str) -> None:

@@ -13,8 +13,8 @@ from fedelmy_node.domain.plan import Neighbour, StepKind
 from fedelmy_node.domain.transfer import Origin
 
 __all__ = [
-    "Signed", "RunSummary", "NodeDescription", "StepReport", "EdgeReport", "Absent", "NeighbourState", "RunReport",
-    "PrunedRun", "Health", "ResultModel",
+    "Signed", "PrepareAnswer", "RunSummary", "NodeDescription", "StepReport", "EdgeReport", "Absent",
+    "NeighbourState", "RunReport", "PrunedRun", "Health", "ResultModel",
 ]  # fmt: skip
 
 
@@ -27,6 +27,16 @@ class Signed:
     signature: bytes = b""
     certificate: bytes = b""
     """The operator's, PEM."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareAnswer:
+    """What a site says to a plan that it does not refuse."""
+
+    report: Mapping[str, Any]
+    """Counts of samples and classes, versions, size of the model; as far as the site discloses them."""
+    state: RunState
+    """Of the run there; pending: its administrator has to agree first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,6 +160,14 @@ class RunReport:
     """Whom this site waits for in vain at the moment."""
     origin: Origin = field(default_factory=Origin)
     """Whose work the result at this site holds, or, until there is one, the last bundle that it made."""
+    plan_id: str = ""
+    """Which plan of this run the site has: a cancel names it."""
+    operator: str = ""
+    """Who asked for it; this and what follows are for the site's administrator alone."""
+    plan_sha256: str = ""
+    """What is approved: this very plan."""
+    asked: tuple[str, ...] = ()
+    """What the plan asks of the site, in sentences."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,6 +69,8 @@ class Offer:
     wire_dtype: str
     manifest: tuple[TensorInfo, ...]
     origin: Origin = field(default_factory=Origin)
+    plan_id: str = ""
+    """Of the plan that the sender has: a run's name can be used again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -19,7 +20,7 @@ from fedelmy_node.errors import ConfigError, IdentityError
 from fedelmy_node.identity.subject import SUFFIX, Role, Subject
 
 __all__ = [
-    "Role", "Subject", "KEY_USAGES", "EXPIRY_WARNING_DAYS",
+    "Role", "Subject", "KEY_USAGES", "EXPIRY_WARNING_DAYS", "UNREADABLE",
     "fingerprint", "full_fingerprint", "public_key", "parse_certificates", "to_pem",
     "subject_of_names", "dns_names", "read_subject", "check_form", "tls_name", "expiry_warning",
     "check_dates", "check_authority",
@@ -32,6 +33,16 @@ EXPIRY_WARNING_DAYS: Final = 30
 _USAGE_TEXTS: Final = dict(
     zip(KEY_USAGES, ("server authentication (serverAuth)", "client authentication (clientAuth)"), strict=True)
 )
+UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""What `cryptography` raises about what others wrote; most of it is no ValueError."""
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
@@ -60,7 +71,7 @@ def public_key(holder: x509.Certificate | x509.CertificateSigningRequest) -> ec.
     """The holder's P-256 key; other kinds are refused (grpcio's TLS takes no Ed25519, and one is enough)."""
     try:
         key = holder.public_key()
-    except (ValueError, TypeError) as error:
+    except UNREADABLE as error:
         raise IdentityError("E-IDENTITY-FILE", f"the public key cannot be read: {error}") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("E-IDENTITY-FILE", "the key is not an ECDSA P-256 key")
@@ -71,7 +82,7 @@ def parse_certificates(pem: bytes, origin: str) -> Sequence[x509.Certificate]:
     """All certificates of a PEM text; `origin` names it in messages."""
     try:
         return x509.load_pem_x509_certificates(pem)
-    except (ValueError, x509.InvalidVersion) as error:
+    except UNREADABLE as error:
         raise IdentityError("E-IDENTITY-FILE", f"{origin} holds no certificate") from error
 
 
@@ -183,5 +194,5 @@ def _extension(certificate: x509.Certificate, kind: type[_E]) -> _E | None:
         return certificate.extensions.get_extension_for_class(kind).value
     except x509.ExtensionNotFound:
         return None
-    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError) as error:
+    except UNREADABLE as error:
         raise IdentityError("E-IDENTITY-FILE", f"the certificate cannot be read: {error}") from error

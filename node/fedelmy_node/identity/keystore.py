@@ -295,7 +295,7 @@ class LiveIdentity:
                 self._seen = self._look()
                 self._identity, flaw = _read(self._directory, self._rules)
         except FedelmyError as error:
-            _log.error("changed identity not used: %s", error)
+            _log.error("changed identity not used: %s", error.code, extra={"private": error.whole})
         else:
             if flaw is not None:
                 _log.error("others will refuse this site: %s", flaw)

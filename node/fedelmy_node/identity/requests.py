@@ -12,6 +12,7 @@ from cryptography.x509.oid import NameOID
 
 from fedelmy_node.errors import IdentityError
 from fedelmy_node.identity.certificates import (
+    UNREADABLE,
     Subject,
     fingerprint,
     full_fingerprint,
@@ -63,7 +64,7 @@ def read_request(path: Path) -> Request:
         request = x509.load_pem_x509_csr(read_file(path))
         valid = request.is_signature_valid
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, TypeError, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
+    except UNREADABLE as error:
         raise IdentityError("E-IDENTITY-FILE", f"{path} is not a request of `fedelmy-node identity init`") from error
     if not valid:
         raise IdentityError("E-IDENTITY-FILE", f"{path} is damaged: it is not signed by its own key")

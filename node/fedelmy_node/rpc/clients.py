@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import grpc
 
@@ -13,6 +13,7 @@ from fedelmy_node.domain.reports import (
     Health,
     NeighbourState,
     NodeDescription,
+    PrepareAnswer,
     PrunedRun,
     ResultModel,
     RunReport,
@@ -20,7 +21,7 @@ from fedelmy_node.domain.reports import (
     Signed,
 )
 from fedelmy_node.domain.transfer import Parcel, Receipt
-from fedelmy_node.errors import TransferError
+from fedelmy_node.errors import PeerError, TransferError
 from fedelmy_node.rpc import convert
 from fedelmy_node.rpc.faults import map_errors
 from fedelmy_node.rpc.sending import BlockStream, Stalled, send_method
@@ -56,21 +57,23 @@ class OperatorClient:
             reply = self._stub.Describe(control_pb2.DescribeRequest(), timeout=_ANSWER_SECONDS)
         return convert.description_from_pb(reply)
 
-    def prepare(self, signed: Signed, *, check_only: bool = False) -> Mapping[str, Any]:
+    def prepare(self, signed: Signed, *, check_only: bool = False) -> PrepareAnswer:
         """Ask the site whether it would take its part; it may take long to look at its data."""
         request = control_pb2.PrepareRequest(slice=convert.signed_to_pb(signed), check_only=check_only)
         with map_errors(self._name):
             reply = self._stub.Prepare(request)
-        return convert.read_object(reply.report)
+        return convert.answer_from_pb(reply)
 
     def start(self, run: RunId) -> RunState:
         with map_errors(self._name):
-            return RunState(self._stub.Start(control_pb2.StartRequest(run=run), timeout=_ANSWER_SECONDS).state)
+            reply = self._stub.Start(control_pb2.StartRequest(run=run), timeout=_ANSWER_SECONDS)
+        return convert.state_from_pb(reply.state)
 
     def cancel(self, signed: Signed) -> RunState:
         request = control_pb2.CancelRequest(cancel=convert.signed_to_pb(signed))
         with map_errors(self._name):
-            return RunState(self._stub.Cancel(request, timeout=_ANSWER_SECONDS).state)
+            reply = self._stub.Cancel(request, timeout=_ANSWER_SECONDS)
+        return convert.state_from_pb(reply.state)
 
     def report(self, run: RunId) -> RunReport:
         with map_errors(self._name):
@@ -121,8 +124,11 @@ class PeerClient:
             if answer.WhichOneof("answer") == "receipt":
                 receipt = convert.receipt_from_pb(answer.receipt)
             else:
+                if not 0 <= answer.resume_from <= -(-offer.size // offer.block_bytes):
+                    message = f"{self._name} asks for block {answer.resume_from}, which the bundle has not got"
+                    raise PeerError("E-PEER-PROTOCOL", message)
                 receipt = self._send(BlockStream(parcel, answer.resume_from), moved)
-        if receipt.sha256 != offer.sha256:
+        if (receipt.edge, receipt.sha256, receipt.size) != (offer.edge, offer.sha256, offer.size):
             raise TransferError("E-TRANSFER-HASH", f"{self._name} acknowledged another bundle than was sent")
         return receipt
 
@@ -145,25 +151,35 @@ class AdminClient:
         self._channel.close()
 
     def health(self) -> Health:
-        with map_errors("the daemon"):
+        with map_errors("the daemon", local=True):
             return convert.health_from_pb(self._stub.Health(admin_pb2.HealthRequest(), timeout=_ANSWER_SECONDS))
 
     def runs(self) -> tuple[RunSummary, ...]:
-        with map_errors("the daemon"):
+        with map_errors("the daemon", local=True):
             return convert.summaries_from_pb(self._stub.Runs(admin_pb2.RunsRequest(), timeout=_ANSWER_SECONDS).runs)
 
     def report(self, run: RunId) -> RunReport:
-        with map_errors("the daemon"):
+        with map_errors("the daemon", local=True):
             return convert.report_from_pb(self._stub.Show(control_pb2.ReportRequest(run=run), timeout=_ANSWER_SECONDS))
 
-    def model(self, run: RunId | None) -> ResultModel:
+    def approve(self, run: RunId, plan_sha256: str) -> RunState:
+        request = admin_pb2.ApproveRequest(run=run, plan_sha256=plan_sha256)
         with map_errors("the daemon"):
+            return RunState(self._stub.Approve(request, timeout=_ANSWER_SECONDS).state)
+
+    def refuse(self, run: RunId, reason: str) -> RunState:
+        request = admin_pb2.RefuseRequest(run=run, reason=reason)
+        with map_errors("the daemon"):
+            return RunState(self._stub.Refuse(request, timeout=_ANSWER_SECONDS).state)
+
+    def model(self, run: RunId | None) -> ResultModel:
+        with map_errors("the daemon", local=True):
             return convert.model_from_pb(
                 self._stub.Model(admin_pb2.ModelRequest(run=run or ""), timeout=_ANSWER_SECONDS)
             )
 
     def prune(self, runs: Iterable[RunId], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]:
         request = admin_pb2.PruneRequest(runs=runs, older_seconds=older_seconds, dry_run=dry_run)
-        with map_errors("the daemon"):
+        with map_errors("the daemon", local=True):
             reply = self._stub.Prune(request)
-        return tuple(PrunedRun(run=RunId(r.run), state=RunState(r.state), size=r.size) for r in reply.runs)
+        return convert.pruned_from_pb(reply.runs)

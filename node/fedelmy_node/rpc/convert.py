@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final, TypeVar, cast, get_args
 
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.config.strict_json import parse_json
+from fedelmy_node.domain.event_data import check_event_data, check_result
 from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
-from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
-from fedelmy_node.domain.plan import Neighbour, StepKind
+from fedelmy_node.domain.names import Address, EdgeId, SiteName, StepId, known_edge, run_id, site_name, step_id
+from fedelmy_node.domain.plan import MAX_STEPS, MAX_WAYS, Neighbour, StepKind
 from fedelmy_node.domain.reports import (
     Absent,
     EdgeReport,
     Health,
     NeighbourState,
     NodeDescription,
+    PrepareAnswer,
+    PrunedRun,
     ResultModel,
     RunReport,
     RunSummary,
     Signed,
     StepReport,
 )
+from fedelmy_node.domain.texts import clean, clean_all
 from fedelmy_node.domain.transfer import Offer, Origin, Receipt, Skip
-from fedelmy_node.errors import PeerError, TransferError
+from fedelmy_node.errors import IdentityError, PeerError, TransferError
+from fedelmy_node.rpc.bounds import (
+    MAX_CERTIFICATE_BYTES,
+    MAX_SIGNATURE_BYTES,
+    answer,
+    asked_edge,
+    asked_run,
+    count,
+    digest,
+    few,
+    label,
+    seconds,
+)
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
 __all__ = [
@@ -33,24 +49,34 @@ __all__ = [
     "event_to_pb", "event_from_pb", "report_to_pb", "report_from_pb", "offer_to_pb", "offer_from_pb",
     "receipt_to_pb", "receipt_from_pb", "health_to_pb", "health_from_pb", "summaries_to_pb",
     "summaries_from_pb", "origin_to_pb", "origin_from_pb", "neighbour_state_to_pb", "neighbour_state_from_pb",
-    "model_to_pb", "model_from_pb", "read_object",
+    "model_to_pb", "model_from_pb", "answer_from_pb", "pruned_from_pb", "state_from_pb", "read_object",
 ]  # fmt: skip
 
 
-_MAX_ORIGIN: Final = 2000
-"""Steps that one bundle can come from, or go around."""
 E = TypeVar("E", RunState, StepState, EdgeState, StepKind)
+_MAX_RUNS: Final = 1000
+"""In a description; nodes of this version tell a hundred."""
+_MAX_WORDS: Final = 1000
+"""Contracts and peers in a description."""
 
 
+@answer
 def read_object(data: bytes) -> dict[str, Any]:
-    """A JSON object from the other end."""
+    """A JSON object from the other end, its texts fit to be shown."""
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise PeerError("E-PEER-PROTOCOL", "the answer holds a text that is not JSON") from error
+        value = parse_json(data)
+    except ValueError as error:
+        raise PeerError("E-PEER-PROTOCOL", f"the answer holds no usable JSON: {clean(str(error), 200)}") from error
     if not isinstance(value, dict):
         raise PeerError("E-PEER-PROTOCOL", "the answer holds JSON that is not an object")
-    return value
+    shown: dict[str, Any] = clean_all(value)
+    return shown
+
+
+@answer
+def state_from_pb(text: str) -> RunState:
+    """The state of a run, as an answer names it."""
+    return _known(RunState, text)
 
 
 def signed_to_pb(signed: Signed) -> control_pb2.Signed:
@@ -58,7 +84,14 @@ def signed_to_pb(signed: Signed) -> control_pb2.Signed:
 
 
 def signed_from_pb(message: control_pb2.Signed) -> Signed:
+    """Checked by size alone; who signed it, and what, is found out by `identity`."""
+    if len(message.signature) > MAX_SIGNATURE_BYTES or len(message.certificate) > MAX_CERTIFICATE_BYTES:
+        raise IdentityError("E-IDENTITY-SIGNATURE", "a signature or its certificate is too long")
     return Signed(payload=message.payload, signature=message.signature, certificate=message.certificate)
+
+
+def answer_from_pb(message: control_pb2.PrepareReply) -> PrepareAnswer:
+    return PrepareAnswer(report=read_object(message.report), state=_state(message.state))
 
 
 def summaries_to_pb(runs: Iterable[RunSummary]) -> list[control_pb2.RunSummary]:
@@ -67,9 +100,12 @@ def summaries_to_pb(runs: Iterable[RunSummary]) -> list[control_pb2.RunSummary]:
     ]
 
 
+@answer
 def summaries_from_pb(messages: Iterable[control_pb2.RunSummary]) -> tuple[RunSummary, ...]:
     return tuple(
-        RunSummary(run=RunId(m.run), state=_state(m.state), federation=m.federation, changed_at=m.changed_at)
+        RunSummary(
+            run=run_id(m.run), state=_state(m.state), federation=label(m.federation), changed_at=seconds(m.changed_at)
+        )
         for m in messages
     )
 
@@ -83,12 +119,17 @@ def description_to_pb(node: NodeDescription) -> control_pb2.DescribeReply:
     )  # fmt: skip
 
 
+@answer
 def description_from_pb(message: control_pb2.DescribeReply) -> NodeDescription:
+    few(message.runs, _MAX_RUNS, "runs")
+    few(message.contracts, _MAX_WORDS, "contracts")
+    few(message.peers, _MAX_WORDS, "peers")
     return NodeDescription(
-        site=SiteName(message.site), version=message.version, contracts=tuple(message.contracts),
-        torch=message.torch, platform=message.platform, device=message.device, data=message.data,
-        peers=tuple(message.peers), free_bytes=message.free_bytes, clock=message.clock,
-        runs=summaries_from_pb(message.runs), certificate_expires=message.certificate_expires,
+        site=site_name(message.site), version=label(message.version), contracts=tuple(map(label, message.contracts)),
+        torch=label(message.torch), platform=label(message.platform), device=label(message.device),
+        data=label(message.data), peers=tuple(map(label, message.peers)), free_bytes=count(message.free_bytes),
+        clock=seconds(message.clock), runs=summaries_from_pb(message.runs),
+        certificate_expires=seconds(message.certificate_expires),
     )  # fmt: skip
 
 
@@ -99,15 +140,20 @@ def event_to_pb(event: Event) -> control_pb2.Event:
     )  # fmt: skip
 
 
+@answer
 def event_from_pb(message: control_pb2.Event) -> Event | None:
-    """The event, or None if its kind is newer than this software."""
+    """The event, its data checked by its kind; None if its kind is newer than this software."""
     try:
         kind = EventKind(message.kind)
     except ValueError:
         return None
+    data = read_object(message.data)
+    check_event_data(kind, data)
+    if kind == EventKind.STEP:
+        step_id(message.step)
     return Event(
-        seq=message.seq, time=message.time, run=RunId(message.run), site=SiteName(message.site),
-        step=StepId(message.step) if message.step else None, kind=kind, data=read_object(message.data),
+        seq=count(message.seq), time=seconds(message.time), run=run_id(message.run), site=site_name(message.site),
+        step=step_id(message.step) if message.step else None, kind=kind, data=data,
     )  # fmt: skip
 
 
@@ -137,39 +183,52 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
         run=report.run, site=report.site, state=report.state, code=report.code, message=report.message,
         steps=steps, edges=edges, last_event=report.last_event, parameters=report.parameters,
         bundle_bytes=report.bundle_bytes, federation=report.federation, absent=absent,
-        origin=origin_to_pb(report.origin),
+        origin=origin_to_pb(report.origin), operator=report.operator, plan_sha256=report.plan_sha256,
+        asked=report.asked,
         neighbours=[control_pb2.Neighbour(site=n.site, address=n.address) for n in report.neighbours],
+        plan_id=report.plan_id,
     )  # fmt: skip
 
 
+@answer
 def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
-    steps = tuple(
-        StepReport(
-            step=StepId(s.step), kind=_known(StepKind, s.kind), state=_known(StepState, s.state), sha256=s.sha256,
-            size=s.size, result=read_object(s.result), started_at=s.started_at, ended_at=s.ended_at,
-        )
-        for s in message.steps
-    )  # fmt: skip
+    few(message.steps, MAX_STEPS, "steps")
+    few(message.edges, MAX_WAYS, "edges")
+    few(message.neighbours, MAX_WAYS, "neighbours")
+    few(message.absent, MAX_WAYS, "absent sites")
     edges = tuple(
         EdgeReport(
-            edge=EdgeId(e.edge), sender=SiteName(e.sender), receiver=SiteName(e.receiver),
-            carries=_known(StepKind, e.carries), state=_known(EdgeState, e.state), size=e.size, sha256=e.sha256,
+            edge=known_edge(e.edge), sender=site_name(e.sender), receiver=site_name(e.receiver),
+            carries=_known(StepKind, e.carries), state=_known(EdgeState, e.state), size=count(e.size),
+            sha256=digest(e.sha256),
         )
         for e in message.edges
     )  # fmt: skip
     absent = tuple(
         Absent(
-            site=SiteName(a.site), seconds=a.seconds, on_unreachable=_policy(a.on_unreachable),
-            patience_seconds=a.patience_seconds, code=a.code, message=a.message,
+            site=site_name(a.site), seconds=seconds(a.seconds), on_unreachable=_policy(a.on_unreachable),
+            patience_seconds=seconds(a.patience_seconds), code=label(a.code), message=clean(a.message),
         )
         for a in message.absent
     )  # fmt: skip
     return RunReport(
-        run=RunId(message.run), site=SiteName(message.site), state=_state(message.state), code=message.code,
-        message=message.message, steps=steps, edges=edges, last_event=message.last_event,
-        parameters=message.parameters, bundle_bytes=message.bundle_bytes, federation=message.federation,
-        neighbours=tuple(Neighbour(site=SiteName(n.site), address=Address(n.address)) for n in message.neighbours),
-        absent=absent, origin=origin_from_pb(message.origin),
+        run=run_id(message.run), site=site_name(message.site), state=_state(message.state), code=label(message.code),
+        message=clean(message.message), steps=tuple(map(_step_from_pb, message.steps)), edges=edges,
+        last_event=count(message.last_event), parameters=count(message.parameters),
+        bundle_bytes=count(message.bundle_bytes), federation=label(message.federation),
+        neighbours=tuple(Neighbour(site=site_name(n.site), address=Address(n.address)) for n in message.neighbours),
+        absent=absent, origin=origin_from_pb(message.origin), operator=label(message.operator),
+        plan_sha256=label(message.plan_sha256), asked=tuple(map(clean, message.asked)), plan_id=label(message.plan_id),
+    )  # fmt: skip
+
+
+def _step_from_pb(message: control_pb2.StepReport) -> StepReport:
+    result = read_object(message.result)
+    check_result(result)
+    return StepReport(
+        step=step_id(message.step), kind=_known(StepKind, message.kind), state=_known(StepState, message.state),
+        sha256=digest(message.sha256), size=count(message.size), result=result,
+        started_at=seconds(message.started_at), ended_at=seconds(message.ended_at),
     )  # fmt: skip
 
 
@@ -180,12 +239,13 @@ def origin_to_pb(origin: Origin) -> control_pb2.Origin:
 
 def origin_from_pb(message: control_pb2.Origin) -> Origin:
     """Checked by what it is made of, and small: it travels with every bundle and every report."""
-    if len(message.contributors) + len(message.skipped) > _MAX_ORIGIN:
+    if len(message.contributors) + len(message.skipped) > MAX_STEPS:
         raise TransferError("E-TRANSFER-OFFER", "a bundle cannot come from that many steps")
     return Origin(
         contributors=tuple(StepId(step) for step in message.contributors),
         skipped=tuple(
-            Skip(step=StepId(s.step), by=SiteName(s.by), code=s.code, message=s.message) for s in message.skipped
+            Skip(step=StepId(s.step), by=SiteName(s.by), code=clean(s.code, 64), message=clean(s.message, 400))
+            for s in message.skipped
         ),
     )
 
@@ -197,13 +257,15 @@ def neighbour_state_to_pb(state: NeighbourState) -> peer_pb2.NeighbourState:
     )  # fmt: skip
 
 
+@answer
 def neighbour_state_from_pb(message: peer_pb2.NeighbourState) -> NeighbourState:
-    def edges(ids: Iterable[str]) -> tuple[EdgeId, ...]:
-        return tuple(EdgeId(edge) for edge in ids)
+    def edges(ids: Collection[str]) -> tuple[EdgeId, ...]:
+        few(ids, MAX_WAYS, "edges")
+        return tuple(known_edge(edge) for edge in ids)
 
     return NeighbourState(
         state=_state(message.state), received=edges(message.received), settled=edges(message.settled),
-        closed=edges(message.closed), near=edges(message.near), message=message.message[:1000],
+        closed=edges(message.closed), near=edges(message.near), message=clean(message.message),
         cancel=signed_from_pb(message.cancel) if message.HasField("cancel") else None,
     )  # fmt: skip
 
@@ -213,16 +275,16 @@ def offer_to_pb(offer: Offer) -> transfer_pb2.BeginRequest:
     return transfer_pb2.BeginRequest(
         run=offer.run, edge=offer.edge, size=offer.size, sha256=bytes.fromhex(offer.sha256),
         block_bytes=offer.block_bytes, wire_dtype=offer.wire_dtype, manifest=manifest,
-        origin=origin_to_pb(offer.origin),
+        origin=origin_to_pb(offer.origin), plan_id=offer.plan_id,
     )  # fmt: skip
 
 
 def offer_from_pb(message: transfer_pb2.BeginRequest) -> Offer:
     return Offer(
-        run=RunId(message.run), edge=EdgeId(message.edge), size=message.size, sha256=message.sha256.hex(),
-        block_bytes=message.block_bytes, wire_dtype=message.wire_dtype,
+        run=asked_run(message.run), edge=asked_edge(message.edge), size=message.size, sha256=message.sha256.hex(),
+        block_bytes=message.block_bytes, wire_dtype=label(message.wire_dtype),
         manifest=tuple(TensorInfo(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in message.manifest),
-        origin=origin_from_pb(message.origin),
+        origin=origin_from_pb(message.origin), plan_id=message.plan_id,
     )  # fmt: skip
 
 
@@ -230,8 +292,9 @@ def receipt_to_pb(receipt: Receipt) -> transfer_pb2.Receipt:
     return transfer_pb2.Receipt(edge=receipt.edge, sha256=bytes.fromhex(receipt.sha256), size=receipt.size)
 
 
+@answer
 def receipt_from_pb(message: transfer_pb2.Receipt) -> Receipt:
-    return Receipt(edge=EdgeId(message.edge), sha256=message.sha256.hex(), size=message.size)
+    return Receipt(edge=known_edge(message.edge), sha256=digest(message.sha256[:33].hex()), size=count(message.size))
 
 
 def health_to_pb(health: Health) -> admin_pb2.HealthReply:
@@ -242,9 +305,10 @@ def health_to_pb(health: Health) -> admin_pb2.HealthReply:
     )  # fmt: skip
 
 
+@answer
 def health_from_pb(message: admin_pb2.HealthReply) -> Health:
     return Health(
-        serving=message.serving, site=SiteName(message.site), address=message.address, process=message.process,
+        serving=message.serving, site=site_name(message.site), address=message.address, process=message.process,
         active=message.active, queue=tuple(message.queue), problems=tuple(message.problems),
         warnings=tuple(message.warnings), certificate_expires=message.certificate_expires,
     )  # fmt: skip
@@ -257,19 +321,25 @@ def model_to_pb(model: ResultModel) -> admin_pb2.ModelReply:
     )  # fmt: skip
 
 
+@answer
 def model_from_pb(message: admin_pb2.ModelReply) -> ResultModel:
     return ResultModel(
-        run=RunId(message.run), site=SiteName(message.site), path=message.path,
+        run=run_id(message.run), site=site_name(message.site), path=message.path,
         sha256=message.sha256, size=message.size, recipe=message.recipe, data=message.data,
         indices=message.indices, unreadable=message.unreadable,
     )  # fmt: skip
+
+
+@answer
+def pruned_from_pb(messages: Iterable[admin_pb2.PrunedRun]) -> tuple[PrunedRun, ...]:
+    return tuple(PrunedRun(run=run_id(m.run), state=_state(m.state), size=count(m.size)) for m in messages)
 
 
 def _policy(text: str) -> OnUnreachable:
     for policy in get_args(OnUnreachable):
         if policy == text:
             return cast(OnUnreachable, text)
-    raise PeerError("E-PEER-CONTRACT", f"the node reports {text!r}, which this version does not know")
+    raise PeerError("E-PEER-CONTRACT", f"the node reports {label(text)!r}, which this version does not know")
 
 
 def _state(text: str) -> RunState:
@@ -280,5 +350,5 @@ def _known(kind: type[E], text: str) -> E:
     try:
         return kind(text)
     except ValueError as error:
-        message = f"the node reports {text!r}, which this version does not know"
+        message = f"the node reports {label(text)!r}, which this version does not know"
         raise PeerError("E-PEER-CONTRACT", message) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fedelmy_node.domain.names import Address
 from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.rpc.calling import Refusal, log_refusal
 from fedelmy_node.rpc.guard import Guard, LocalGuard
+from fedelmy_node.rpc.quotas import Budget
 from fedelmy_node.rpc.serve import make_local_server, make_server
 from fedelmy_node.rpc.services import (
     RULES,
@@ -23,12 +25,16 @@ from fedelmy_node.rpc.services import (
     add_network,
 )
 
-__all__ = ["Endpoint", "LocalEndpoint"]
+__all__ = ["BUDGETS", "Endpoint", "LocalEndpoint"]
 
-_BUDGETS: Final[Mapping[str, int]] = {
-    "transfers": 8, "control": 8, "preparations": 2, "watchers": 16, "neighbours": 64,
-}  # fmt: skip
-"""Calls of each kind that may run at once; one kind cannot starve another."""
+BUDGETS: Final[Mapping[str, Budget]] = {
+    "transfers": Budget(at_once=12, share=4, per_second=5, burst=50),
+    "control": Budget(at_once=12, share=4, per_second=20, burst=100),
+    "preparations": Budget(at_once=4, share=2, per_second=1, burst=20),
+    "watchers": Budget(at_once=16, share=8, per_second=2, burst=50),
+    "neighbours": Budget(at_once=64, share=32, per_second=5, burst=100),
+}
+"""One kind of call cannot starve another, and one caller cannot starve the others of its kind."""
 _GRACE_SECONDS: Final = 2.0
 _SERVICES: Final = ("fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Transfer")
 
@@ -36,8 +42,15 @@ _SERVICES: Final = ("fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Transfe
 class Endpoint:
     """The network's door: bound when made, answering from `open` to `close`."""
 
-    def __init__(self, listen: Address, identity: LiveIdentity | None) -> None:
-        guard = Guard(RULES, _BUDGETS, believe=None if identity is None else lambda: identity().trust)
+    def __init__(
+        self,
+        listen: Address,
+        identity: LiveIdentity | None,
+        stall_seconds: float,
+        on_refusal: Callable[[Refusal], None] = log_refusal,
+    ) -> None:
+        believe = None if identity is None else lambda: identity().trust
+        guard = Guard(RULES, BUDGETS, believe=believe, stall_seconds=stall_seconds, on_refusal=on_refusal)
         self._server, self.address = make_server(listen, identity, interceptors=[guard], workers=guard.workers)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -7,7 +7,6 @@ trusted to be ours.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import Final, NoReturn
 import grpc
 
 from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_node.config.strict_json import parse_json
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import (
     CATALOGUE,
     ConfigError,
@@ -24,9 +25,14 @@ from fedelmy_node.errors import (
     error_from_code,
 )
 
-__all__ = ["Problem", "PROBLEM_KEY", "encode_problem", "decode_problem", "abort", "map_errors"]
+__all__ = [
+    "Problem", "PROBLEM_KEY", "PRIVATE_KEY",
+    "encode_problem", "decode_problem", "abort", "prepare_answer", "map_errors",
+]  # fmt: skip
 
 PROBLEM_KEY: Final = "fedelmy-problem-bin"
+PRIVATE_KEY: Final = "fedelmy-private-bin"
+"""Only on the Unix socket, and only believed there."""
 _LIMIT_BYTES: Final = 2048
 """Well below the 8 KiB that gRPC allows for all metadata, after base64, too."""
 
@@ -44,7 +50,7 @@ class Problem:
 def encode_problem(problem: Problem) -> bytes:
     """The problem as JSON of at most 2 KiB; long texts are cut."""
     for limit in (1024, 512, 256, 128):  # cutting by characters, because their encoded sizes vary
-        cut = Problem(code=problem.code, message=_clean(problem.message, limit), hint=_clean(problem.hint, limit))
+        cut = Problem(code=problem.code, message=clean(problem.message, limit), hint=clean(problem.hint, limit))
         encoded = canonical_json(cut)
         if len(encoded) <= _LIMIT_BYTES:
             break
@@ -56,26 +62,39 @@ def decode_problem(data: bytes) -> Problem | None:
     if len(data) > _LIMIT_BYTES:
         return None
     try:
-        problem = decode(Problem, json.loads(data))
-    except (ValueError, RecursionError, ConfigError):
+        problem = decode(Problem, parse_json(data))
+    except (ValueError, ConfigError):
         return None
-    return Problem(code=_clean(problem.code, 64), message=_clean(problem.message), hint=_clean(problem.hint))
+    return Problem(code=clean(problem.code, 64), message=clean(problem.message), hint=clean(problem.hint))
 
 
-def abort(context: grpc.ServicerContext, error: FedelmyError) -> NoReturn:
-    """End a call with an error of ours; never returns."""
-    problem = Problem(code=error.code, message=error.message, hint=error.hint)
-    context.set_trailing_metadata(((PROBLEM_KEY, encode_problem(problem)),))
-    context.abort(grpc.StatusCode[CATALOGUE[error.code].status], _clean(str(error), 512))
+def abort(context: grpc.ServicerContext, error: FedelmyError, *, local: bool = False) -> NoReturn:
+    """End a call with an error of ours; never returns. Its private part is for callers on this machine only."""
+    prepare_answer(context, error, local=local)
+    context.abort(grpc.StatusCode[CATALOGUE[error.code].status], clean(str(error), 512))
+
+
+def prepare_answer(context: grpc.ServicerContext, error: FedelmyError, *, local: bool = False) -> None:
+    """Put an error of ours into the answer of a call that ends later."""
+    metadata = [(PROBLEM_KEY, encode_problem(Problem(code=error.code, message=error.message, hint=error.hint)))]
+    if local and error.private:
+        metadata.append((PRIVATE_KEY, clean(error.private, 1024).encode()))
+    context.set_trailing_metadata(tuple(metadata))
+    context.set_code(grpc.StatusCode[CATALOGUE[error.code].status])
+    context.set_details(clean(str(error), 512))
 
 
 @contextmanager
-def map_errors(peer: str) -> Iterator[None]:
+def map_errors(peer: str, *, local: bool = False) -> Iterator[None]:
     """Turn what grpc raises inside into errors of ours that name `peer`."""
     try:
         yield
     except grpc.RpcError as error:
-        raise _translate(error, peer) from error
+        translated = _translate(error, peer)
+        if local:
+            private = [each.value for each in error.trailing_metadata() or () if each.key == PRIVATE_KEY]
+            translated.private = b"".join(private).decode(errors="replace")
+        raise translated from error
 
 
 def _translate(error: grpc.RpcError, peer: str) -> FedelmyError:
@@ -84,7 +103,7 @@ def _translate(error: grpc.RpcError, peer: str) -> FedelmyError:
         if problem is not None:
             named = problem.message if problem.message.startswith(f"{peer} ") else f"{peer}: {problem.message}"
             return error_from_code(problem.code, named, problem.hint)
-    status, details = error.code(), _clean(error.details() or "no details", 300)
+    status, details = error.code(), clean(error.details() or "no details", 300)
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         # A server that stops cancels the calls it has; both mean that the other end is not there any more.
         return PeerError("E-PEER-UNREACHABLE", f"{peer}: the connection failed: {details}")
@@ -93,9 +112,3 @@ def _translate(error: grpc.RpcError, peer: str) -> FedelmyError:
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return PeerError("E-PEER-CONTRACT", f"{peer} does not know what it was asked: {details}")
     return PeerError("E-PEER-PROTOCOL", f"{peer}: unexpected answer {status.name}: {details}")
-
-
-def _clean(text: str, limit: int = _LIMIT_BYTES) -> str:
-    """Printable and bounded: texts of other machines end up in terminals and logs."""
-    printable = "".join(character if character.isprintable() else " " for character in text)
-    return printable if len(printable) <= limit else f"{printable[: limit - 3]}..."

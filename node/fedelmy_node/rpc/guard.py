@@ -2,20 +2,19 @@
 
 Of every call it checks, in this order: there is a rule for the method; the connection is TLS 1.3 with a
 certificate of the federation that is valid at this moment; the caller's role is one of the rule's; the
-method's budget has room. Then it runs the handler and turns what the handler raises into an answer. It cannot
-check what only a plan knows (which edge, which run): handlers do, with `caller`.
+method's budget has room for this caller. Only then is the request read, with a limit to how slowly it may come. It
+runs the handler and turns what the handler raises into an answer. It cannot check what only a plan knows (which
+edge, which run): handlers do, with `caller`.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, cast
-from weakref import WeakKeyDictionary
 
 import grpc
 from cryptography import x509
@@ -23,7 +22,11 @@ from cryptography import x509
 from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
 from fedelmy_node.identity.certificates import Subject, parse_certificates
 from fedelmy_node.identity.trust import Trust
-from fedelmy_node.rpc.faults import abort
+from fedelmy_node.rpc.alarms import Alarms
+from fedelmy_node.rpc.calling import Calling, Refusal, answering, calling, log_refusal
+from fedelmy_node.rpc.faults import abort, prepare_answer
+from fedelmy_node.rpc.inflow import Inflow
+from fedelmy_node.rpc.quotas import Budget, Quotas, TooOftenError
 from fedelmy_node.rpc.settings import CLAIM_KEY
 
 __all__ = ["Rule", "Guard", "LocalGuard", "caller", "recheck"]
@@ -31,9 +34,15 @@ __all__ = ["Rule", "Guard", "LocalGuard", "caller", "recheck"]
 _log = logging.getLogger(__name__)
 
 _TLS_VERSION: Final = b"TLSv1.3"
+_LOCAL_STALL_SECONDS: Final = 3600.0
 _REFUSING_THREADS: Final = 4
 """Threads beyond all budgets, so that a node that is full still has the time to say so."""
 
+_HOLD_SECONDS: Final = 3.0
+"""How long whoever calls too often waits for the answer that it does."""
+
+_Send = Callable[[Any], None]
+"""Sends one answer; None ends the call."""
 Believe = Callable[[], Trust]
 """Whom this node believes at this moment."""
 
@@ -55,8 +64,8 @@ class _Admission:
     """Looks at the caller again."""
 
 
-# Keyed by the call itself, so that a handler that no guard let in finds nothing, whatever the caller sent.
-_admissions: WeakKeyDictionary[grpc.ServicerContext, _Admission] = WeakKeyDictionary()
+# Of the calls under way, keyed by the call itself: a handler that no guard let in finds nothing, whatever was sent.
+_admissions: dict[grpc.ServicerContext, _Admission] = {}
 
 
 def caller(context: grpc.ServicerContext) -> Subject:
@@ -79,14 +88,25 @@ def _admission(context: grpc.ServicerContext) -> _Admission:
 class Guard(grpc.ServerInterceptor):
     """For the network: rules, identities, budgets, errors."""
 
-    def __init__(self, rules: Mapping[str, Rule], budgets: Mapping[str, int], *, believe: Believe | None) -> None:
+    def __init__(
+        self,
+        rules: Mapping[str, Rule],
+        budgets: Mapping[str, Budget],
+        *,
+        believe: Believe | None,
+        stall_seconds: float = 60.0,
+        on_refusal: Callable[[Refusal], None] = log_refusal,
+    ) -> None:
         """`believe` is asked at every call; None is `--insecure`: callers are who they say."""
         unknown = {rule.budget for rule in rules.values()} - set(budgets)
         assert not unknown, f"rules with unknown budgets: {unknown}"
         self._rules = dict(rules)
-        self._budgets = {name: threading.BoundedSemaphore(size) for name, size in budgets.items()}
+        self._quotas = Quotas(budgets)
+        self._alarms = Alarms()
+        self._patience = self._alarms, stall_seconds
         self._believe = believe
-        self.workers: Final = sum(budgets.values()) + _REFUSING_THREADS
+        self._on_refusal = on_refusal
+        self.workers: Final = self._quotas.at_once + _REFUSING_THREADS
         """How many threads a server needs so that every call within the budgets runs at once."""
 
     def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
@@ -96,47 +116,64 @@ class Guard(grpc.ServerInterceptor):
         if handler is None:
             return None  # grpc answers UNIMPLEMENTED
         if rule is None:
-            _log.error("call of %s refused: the method is served, but has no rule", method)
+            error = PeerError("E-PEER-CONTRACT", f"{method} is served, but has no rule")
+            self._on_refusal(Refusal(calling=Calling("nobody"), method=method, error=error))
             return None
-        return _wrap(handler, lambda context: self._around(method, rule, context))
 
-    @contextmanager
-    def _around(self, method: str, rule: Rule, context: grpc.ServicerContext) -> Iterator[None]:
-        with _errors_answered(method, context):
-            admission = self._admit(method, rule, context)
-            _admissions[context] = admission
-            with self._budget(rule.budget):
-                yield
+        def run(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
+            try:
+                with _errors_answered(method, context, self._on_refusal):
+                    caller = str(self._admit(method, rule, context))
+                    with self._quotas.taken(rule.budget, caller):
+                        _answer(handler, requests, context, send, self._patience)
+            except TooOftenError as error:
+                self._hold(context, send, error)
+            finally:
+                _admissions.pop(context, None)  # it knows the call, and would keep it for ever
 
-    def _admit(self, method: str, rule: Rule, context: grpc.ServicerContext) -> _Admission:
+        return _taken_as_streams(handler, run)
+
+    def _admit(self, method: str, rule: Rule, context: grpc.ServicerContext) -> Subject:
         def identify() -> Subject:
             return _by_claim(context) if self._believe is None else _by_certificate(context, self._believe())
 
-        subject = identify()
+        try:
+            subject = identify()
+        except FedelmyError:
+            self._quotas.count(rule.budget, context.peer().rpartition(":")[0])  # nobody, from somewhere
+            raise
+        _admissions[context] = _Admission(subject, identify)
+        calling().who = str(subject)
+        self._quotas.count(rule.budget, str(subject))
         if subject.role not in rule.roles:
             raise IdentityError(
                 "E-IDENTITY-ROLE", f"{subject} may not call {method}: it is for {' and '.join(rule.roles)}"
             )
-        return _Admission(subject, identify)
+        return subject
 
-    @contextmanager
-    def _budget(self, name: str) -> Iterator[None]:
-        semaphore = self._budgets[name]
-        if not semaphore.acquire(blocking=False):
-            raise PeerError("E-PEER-BUSY", f"the budget for {name} is used up")
-        try:
-            yield
-        finally:
-            semaphore.release()
+    def _hold(self, context: grpc.ServicerContext, send: _Send, error: TooOftenError) -> None:
+        """Answer later, without a thread that waits: a connection has few calls, so a flood becomes a trickle."""
+        prepare_answer(context, error)
+        alarm = self._alarms.after(_HOLD_SECONDS, lambda: send(None))
+        if not context.add_callback(alarm.off):
+            alarm.off()
 
 
 class LocalGuard(grpc.ServerInterceptor):
     """For the Unix socket, whose callers the file system let in: only errors."""
 
+    def __init__(self) -> None:
+        self._alarms = Alarms()
+
     def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
         method: str = handler_call_details.method
         handler = continuation(handler_call_details)
-        return handler and _wrap(handler, lambda context: _errors_answered(method, context))
+
+        def run(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
+            with _errors_answered(method, context, log_refusal):
+                _answer(handler, requests, context, send, (self._alarms, _LOCAL_STALL_SECONDS))
+
+        return handler and _taken_as_streams(handler, run)
 
 
 def _by_certificate(context: grpc.ServicerContext, trust: Trust) -> Subject:
@@ -169,24 +206,25 @@ def _by_claim(context: grpc.ServicerContext) -> Subject:
 
 
 @contextmanager
-def _errors_answered(method: str, context: grpc.ServicerContext) -> Iterator[None]:
+def _errors_answered(
+    method: str, context: grpc.ServicerContext, on_refusal: Callable[[Refusal], None]
+) -> Iterator[None]:
     """The process boundary: every exception becomes an answer, and only surprises are logged whole."""
-    try:
-        yield
-    except FedelmyError as error:
-        admission = _admissions.get(context)
-        nobody = "the administrator" if context.peer().startswith("unix:") else "a caller who was not let in"
-        who = admission.subject if admission else nobody
-        # Launchers ask whether a run is known before they make it: no news for a log.
-        level = logging.DEBUG if error.code == "E-RUN-UNKNOWN" else logging.INFO
-        _log.log(level, "%s called %s from %s, answered with %s", who, method, context.peer(), error)
-        abort(context, error)
-    except grpc.RpcError:
-        if context.is_active():  # then it is not the caller's stream that broke, but a call of ours
+    is_local = context.peer().startswith("unix:")
+    with answering(Calling("administrator", "local") if is_local else Calling("nobody", context.peer())) as call:
+        try:
+            yield
+        except FedelmyError as error:
+            on_refusal(Refusal(calling=call, method=method, error=error))
+            if isinstance(error, TooOftenError):
+                raise  # answered later
+            abort(context, error, local=is_local)
+        except grpc.RpcError:
+            if context.is_active():  # then it is not the caller's stream that broke, but a call of ours
+                _answer_fault(method, context)
+            raise
+        except Exception:  # noqa: BLE001 -- the boundary
             _answer_fault(method, context)
-        raise
-    except Exception:  # noqa: BLE001 -- the boundary
-        _answer_fault(method, context)
 
 
 def _answer_fault(method: str, context: grpc.ServicerContext) -> None:
@@ -194,33 +232,33 @@ def _answer_fault(method: str, context: grpc.ServicerContext) -> None:
     abort(context, InternalError("E-INTERNAL", f"{method} failed; see the log of the node"))
 
 
-_Around = Callable[[grpc.ServicerContext], AbstractContextManager[None]]
+def _taken_as_streams(handler: Any, run: Callable[..., None]) -> Any:
+    """A handler of the same method that takes the call as it comes, whatever its kind: on the wire they are one.
+
+    grpc would read a single request before anybody could look at the caller, and wait for it in one of our threads
+    however slowly it comes. Not to block means that `run` itself sends the answers, now or later.
+    """
+
+    def call(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
+        run(requests, context, send)
+
+    call.experimental_non_blocking = True  # type: ignore[attr-defined]  # as grpc's own health service does
+    return grpc.stream_stream_rpc_method_handler(call, None, handler.response_serializer)
 
 
-def _wrap(handler: Any, around: _Around) -> Any:
-    """The same handler with `around` about it, for as long as the call lasts."""
-    codec = handler.request_deserializer, handler.response_serializer
-    if handler.unary_unary:
-        return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, around), *codec)
-    if handler.stream_unary:
-        return grpc.stream_unary_rpc_method_handler(_answering(handler.stream_unary, around), *codec)
-    if handler.unary_stream:
-        return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, around), *codec)
-    return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, around), *codec)
-
-
-def _answering(behavior: Callable[..., Any], around: _Around) -> Callable[..., Any]:
-    def guarded(request: Any, context: grpc.ServicerContext) -> Any:
-        with around(context):
-            return behavior(request, context)
-
-    return guarded
-
-
-def _streaming(behavior: Callable[..., Iterator[Any]], around: _Around) -> Callable[..., Iterator[Any]]:
-    # A generator: nothing is taken before the first `next`, and whoever drops it gives everything back.
-    def guarded(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        with around(context):
-            yield from behavior(request, context)
-
-    return guarded
+def _answer(
+    handler: Any, requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send, patience: tuple[Alarms, float]
+) -> None:
+    """Read what the handler needs, and send what it answers."""
+    inflow: Inflow[Any] = Inflow(requests, handler.request_deserializer or bytes, context, *patience)
+    try:
+        request = inflow if handler.request_streaming else inflow.only()
+        behavior = handler.stream_stream or handler.unary_stream or handler.stream_unary or handler.unary_unary
+        answers = behavior(request, context)
+        for answer in answers if handler.response_streaming else (answers,):
+            send(answer)
+            if not context.is_active():
+                return
+        send(None)
+    finally:
+        inflow.end()

@@ -66,7 +66,7 @@ def make_local_server(socket_path: Path, *, interceptors: Sequence[grpc.ServerIn
         socket_path.chmod(0o600)
     except (RuntimeError, OSError) as error:
         server.stop(None)
-        raise StoreError("E-STORE-UNWRITABLE", f"cannot make the socket {socket_path}") from error
+        raise StoreError("E-STORE-UNWRITABLE", "cannot make the socket", private=str(socket_path)) from error
     finally:
         os.umask(mask)
     return server
@@ -76,7 +76,7 @@ def open_local_channel(socket_path: Path) -> grpc.Channel:
     """A channel to the daemon of this state directory, which must be running; the caller closes it."""
     target = _local_target(socket_path)
     if not _somebody_listens(socket_path):
-        raise StoreError("E-STORE-DAEMON", f"no daemon answers on {socket_path}")
+        raise StoreError("E-STORE-DAEMON", "no daemon answers", private=str(socket_path))
     return grpc.insecure_channel(target, CHANNEL_OPTIONS)
 
 
@@ -136,11 +136,12 @@ def _short(socket_path: Path) -> str:
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
         return str(path)
     if not _DESCRIPTORS.is_dir():
-        raise StoreError("E-STORE-PATH", f"{path} is too long for a Unix socket ({_SOCKET_PATH_BYTES} bytes)")
+        message = f"the path of the socket is too long: more than {_SOCKET_PATH_BYTES} bytes"
+        raise StoreError("E-STORE-PATH", message, private=str(path))
     try:
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise StoreError("E-STORE-DAEMON", f"no daemon answers on {path}") from error
+        raise StoreError("E-STORE-DAEMON", "no daemon answers", private=str(path)) from error
     return str(_DESCRIPTORS / str(descriptor) / path.name)
 
 
@@ -149,9 +150,9 @@ def _remove_stale(socket_path: Path) -> None:
     if not socket_path.exists():
         return
     if not socket_path.is_socket():
-        raise StoreError("E-STORE-UNWRITABLE", f"{socket_path} is in the way: it is not a socket")
+        raise StoreError("E-STORE-UNWRITABLE", "admin.sock is in the way: it is not a socket", private=str(socket_path))
     if _somebody_listens(socket_path):
-        raise StoreError("E-STORE-LOCKED", f"a daemon answers on {socket_path} already")
+        raise StoreError("E-STORE-LOCKED", "a daemon answers on this state directory already", private=str(socket_path))
     socket_path.unlink()
 
 
@@ -165,9 +166,11 @@ def _somebody_listens(socket_path: Path) -> bool:
         except PermissionError as error:
             raise StoreError(
                 "E-STORE-UNWRITABLE",
-                f"{socket_path} belongs to another user",
+                "the socket belongs to another user",
                 hint="Run this command as the user who runs the daemon.",
+                private=str(socket_path),
             ) from error
         except OSError as error:
-            raise StoreError("E-STORE-DAEMON", f"{socket_path} does not answer: {error}") from error
+            message, private = f"the daemon does not answer: {error.strerror}", str(socket_path)
+            raise StoreError("E-STORE-DAEMON", message, private=private) from error
     return True

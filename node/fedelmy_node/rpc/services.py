@@ -20,6 +20,7 @@ from fedelmy_node.domain.reports import (
     Health,
     NeighbourState,
     NodeDescription,
+    PrepareAnswer,
     PrunedRun,
     ResultModel,
     RunReport,
@@ -32,6 +33,8 @@ from fedelmy_node.identity.files import LIST_BYTES
 from fedelmy_node.rpc import convert
 from fedelmy_node.rpc.ahead import Ahead
 from fedelmy_node.rpc.blocks import decode_request
+from fedelmy_node.rpc.bounds import MAX_BEGIN_BYTES, asked_edge, asked_run, bounded, seconds
+from fedelmy_node.rpc.calling import concern
 from fedelmy_node.rpc.guard import Rule, caller, recheck
 from fedelmy_proto.v1 import (
     admin_pb2,
@@ -79,8 +82,11 @@ class Stream(Protocol[T_co]):
 class ControlHandler(Protocol):
     """What an operator may ask."""
 
+    def admit(self, operator: str) -> None:
+        """Whether this site answers this operator at all; asked before everything else."""
+
     def describe(self) -> NodeDescription: ...
-    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]: ...
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer: ...
     def start(self, run: RunId) -> RunState: ...
     def watch(self, run: RunId, after: int) -> Stream[Event]: ...
     def cancel(self, signed: Signed) -> RunState: ...
@@ -108,7 +114,9 @@ class AdminHandler(Protocol):
 
     def health(self) -> Health: ...
     def runs(self) -> list[RunSummary]: ...
-    def report(self, run: RunId) -> RunReport: ...
+    def show(self, run: RunId) -> RunReport: ...
+    def approve(self, run: RunId, plan_sha256: str) -> RunState: ...
+    def refuse(self, run: RunId, reason: str) -> RunState: ...
     def model(self, run: RunId | None) -> ResultModel: ...
     def prune(self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]: ...
 
@@ -118,28 +126,35 @@ class _Control(control_pb2_grpc.ControlServicer):
         self._handler = handler
 
     def Describe(self, request: control_pb2.DescribeRequest, context: Context) -> control_pb2.DescribeReply:
-        return convert.description_to_pb(self._handler.describe())
+        return convert.description_to_pb(self._admitted(context).describe())
 
     def Prepare(self, request: control_pb2.PrepareRequest, context: Context) -> control_pb2.PrepareReply:
         signed, operator = convert.signed_from_pb(request.slice), caller(context).name
-        report = self._handler.prepare(signed, operator, check_only=request.check_only)
-        return control_pb2.PrepareReply(report=canonical_json(report))
+        answer = self._admitted(context).prepare(signed, operator, check_only=request.check_only)
+        return control_pb2.PrepareReply(report=canonical_json(answer.report), state=answer.state)
 
     def Start(self, request: control_pb2.StartRequest, context: Context) -> control_pb2.StartReply:
-        return control_pb2.StartReply(state=self._handler.start(RunId(request.run)))
+        concern(request.run)
+        return control_pb2.StartReply(state=self._admitted(context).start(asked_run(request.run)))
 
     def Watch(self, request: control_pb2.WatchRequest, context: Context) -> Iterator[control_pb2.Event]:
-        stream = self._handler.watch(RunId(request.run), request.after)
+        concern(request.run)
+        stream = self._admitted(context).watch(asked_run(request.run), request.after)
         if context.add_callback(stream.close):
             for event in stream:
                 recheck(context)  # a run may outlast the certificate of whoever watches it
                 yield convert.event_to_pb(event)
 
     def Cancel(self, request: control_pb2.CancelRequest, context: Context) -> control_pb2.CancelReply:
-        return control_pb2.CancelReply(state=self._handler.cancel(convert.signed_from_pb(request.cancel)))
+        return control_pb2.CancelReply(state=self._admitted(context).cancel(convert.signed_from_pb(request.cancel)))
 
     def Report(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
-        return convert.report_to_pb(self._handler.report(RunId(request.run)))
+        concern(request.run)
+        return convert.report_to_pb(self._admitted(context).report(asked_run(request.run)))
+
+    def _admitted(self, context: Context) -> ControlHandler:
+        self._handler.admit(caller(context).name)
+        return self._handler
 
     def Revoke(self, request: control_pb2.RevokeRequest, context: Context) -> control_pb2.RevokeReply:
         if len(request.list) > LIST_BYTES:
@@ -153,7 +168,8 @@ class _Peer(peer_pb2_grpc.PeerServicer):
         self._handler = handler
 
     def Watch(self, request: peer_pb2.NeighbourWatch, context: Context) -> Iterator[peer_pb2.NeighbourState]:
-        stream = self._handler.tell_neighbour(SiteName(caller(context).name), RunId(request.run))
+        concern(request.run)
+        stream = self._handler.tell_neighbour(SiteName(caller(context).name), asked_run(request.run))
         if not context.add_callback(stream.close):
             stream.close()
         else:
@@ -169,6 +185,7 @@ class _Transfer:
         self._handler = handler
 
     def Begin(self, request: transfer_pb2.BeginRequest, context: Context) -> transfer_pb2.BeginReply:
+        concern(request.run, request.edge)
         answer = self._handler.begin(SiteName(caller(context).name), convert.offer_from_pb(request))
         if isinstance(answer, Receipt):
             return transfer_pb2.BeginReply(receipt=convert.receipt_to_pb(answer))
@@ -179,12 +196,13 @@ class _Transfer:
         if not isinstance(first, transfer_pb2.SendRequest) or first.WhichOneof("part") != "header":
             raise TransferError("E-TRANSFER-SEQUENCE", "a stream must begin with its header")
         header = first.header
+        concern(header.run, header.edge)
         requests = Ahead(request_iterator, _BLOCKS_AHEAD, "block-receiver")
         try:
             receipt = self._handler.receive(
                 SiteName(caller(context).name),
-                RunId(header.run),
-                EdgeId(header.edge),
+                asked_run(header.run),
+                asked_edge(header.edge),
                 header.sha256.hex(),
                 header.first_block,
                 _blocks(requests, context),
@@ -219,14 +237,20 @@ class _Admin(admin_pb2_grpc.AdminServicer):
         return admin_pb2.RunsReply(runs=convert.summaries_to_pb(self._handler.runs()))
 
     def Show(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
-        return convert.report_to_pb(self._handler.report(RunId(request.run)))
+        return convert.report_to_pb(self._handler.show(asked_run(request.run)))
+
+    def Approve(self, request: admin_pb2.ApproveRequest, context: Context) -> admin_pb2.ApproveReply:
+        return admin_pb2.ApproveReply(state=self._handler.approve(asked_run(request.run), request.plan_sha256))
+
+    def Refuse(self, request: admin_pb2.RefuseRequest, context: Context) -> admin_pb2.RefuseReply:
+        return admin_pb2.RefuseReply(state=self._handler.refuse(asked_run(request.run), request.reason))
 
     def Model(self, request: admin_pb2.ModelRequest, context: Context) -> admin_pb2.ModelReply:
-        return convert.model_to_pb(self._handler.model(RunId(request.run) if request.run else None))
+        return convert.model_to_pb(self._handler.model(asked_run(request.run) if request.run else None))
 
     def Prune(self, request: admin_pb2.PruneRequest, context: Context) -> admin_pb2.PruneReply:
-        runs = tuple(RunId(run) for run in request.runs)
-        pruned = self._handler.prune(runs, request.older_seconds, dry_run=request.dry_run)
+        runs = tuple(asked_run(run) for run in request.runs)
+        pruned = self._handler.prune(runs, seconds(request.older_seconds), dry_run=request.dry_run)
         return admin_pb2.PruneReply(
             runs=[admin_pb2.PrunedRun(run=run.run, state=run.state, size=run.size) for run in pruned]
         )
@@ -239,7 +263,9 @@ def add_network(server: Server, control: ControlHandler, peer: PeerHandler, tran
     transfer_servicer = _Transfer(transfer)
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Begin": grpc.unary_unary_rpc_method_handler(
-            transfer_servicer.Begin, transfer_pb2.BeginRequest.FromString, transfer_pb2.BeginReply.SerializeToString
+            transfer_servicer.Begin,
+            bounded(transfer_pb2.BeginRequest.FromString, MAX_BEGIN_BYTES),
+            transfer_pb2.BeginReply.SerializeToString,
         ),
         "Send": grpc.stream_unary_rpc_method_handler(
             transfer_servicer.Send, decode_request, transfer_pb2.Receipt.SerializeToString

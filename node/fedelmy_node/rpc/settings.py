@@ -32,6 +32,12 @@ PING_ALLOWED_MS: Final = 10_000
 """How often a server lets clients ping."""
 _PING_ANSWER_MS: Final = 20_000
 """How long a ping may go unanswered; grpc also gives it to the kernel as TCP_USER_TIMEOUT."""
+_HANDSHAKE_MS: Final = 10_000
+"""For TLS on both ends; a stranger who connects and says nothing is gone by then."""
+_IDLE_MS: Final = 600_000
+"""A connection without a call is closed after so long; whoever needs it again makes a new one by itself."""
+_STREAMS: Final = 32
+"""Calls that one connection may have under way; more wait at the caller."""
 _RECONNECT_FIRST_MS: Final = 500
 _RECONNECT_LAST_MS: Final = 15_000
 """Back-off ends here, so that a site that returns after hours is found within seconds."""
@@ -63,6 +69,10 @@ SERVER_OPTIONS: Final[_Options] = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ("grpc.http2.max_frame_size", _FRAME_BYTES),
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", _IDLE_MS),
+    ("grpc.max_concurrent_streams", _STREAMS),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message must not become a large one here
     # Otherwise two daemons would share a port and each get half of the calls.
     ("grpc.so_reuseport", 0),
 )

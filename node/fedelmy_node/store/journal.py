@@ -55,7 +55,8 @@ class Journal:
             self._db.execute("PRAGMA foreign_keys = ON")
             migrate(self._db)
         except sqlite3.DatabaseError as error:
-            raise StoreError("E-STORE-DAMAGED", f"the journal {path} cannot be opened: {error}") from error
+            message = f"the journal cannot be opened: {type(error).__name__}"
+            raise StoreError("E-STORE-DAMAGED", message, private=f"{path}: {error}") from error
         if path != ":memory:":
             Path(path).chmod(0o600)
 
@@ -73,8 +74,8 @@ class Journal:
 
     # --- runs -------------------------------------------------------------------------------------------
 
-    def add_run(self, prepared: Prepared) -> None:
-        """A plan was accepted: the run, its steps and its edges now exist, and none has begun."""
+    def add_run(self, prepared: Prepared, state: RunState = RunState.PREPARED) -> None:
+        """A plan was accepted, or is pending: the run, its steps and its edges now exist, and none has begun."""
         plan = prepared.slice
         with self._change():
             known = self._db.execute("SELECT state FROM runs WHERE run = ?", (plan.run,)).fetchone()
@@ -88,7 +89,7 @@ class Journal:
                 " (run, federation, state, prepared, signature, certificate, operator, manifest, report, changed_at)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    plan.run, plan.federation, RunState.PREPARED.value, prepared.payload, prepared.signature,
+                    plan.run, plan.federation, state.value, prepared.payload, prepared.signature,
                     prepared.certificate, prepared.operator, canonical_json(prepared.manifest),
                     canonical_json(prepared.report), time.time(),
                 ),
@@ -101,7 +102,7 @@ class Journal:
                 "INSERT INTO edges (run, edge, state) VALUES (?, ?, ?)",
                 [(plan.run, w.id, EdgeState.WAITING.value) for w in plan.edges_in + plan.edges_out + plan.shortcuts],
             )
-            self._event(plan.run, None, EventKind.RUN, {"state": RunState.PREPARED})
+            self._event(plan.run, None, EventKind.RUN, {"state": state})
 
     def run(self, run: RunId) -> RunRecord:
         """Everything about a run; E-RUN-UNKNOWN if this node has never accepted it."""
@@ -135,13 +136,13 @@ class Journal:
         except RunError:
             return None
 
-    def runs(self, state: RunState | None = None) -> list[RunSummary]:
-        """Every run (in this state), newest first."""
+    def runs(self, *states: RunState) -> list[RunSummary]:
+        """Every run (in one of these states), newest first."""
+        chosen = f" WHERE state IN ({', '.join('?' * len(states))})" if states else ""
         with self._lock:
             rows = self._db.execute(
-                "SELECT run, federation, state, changed_at FROM runs WHERE ?1 IS NULL OR state = ?1"
-                " ORDER BY changed_at DESC",
-                (state,),
+                f"SELECT run, federation, state, changed_at FROM runs{chosen} ORDER BY changed_at DESC",  # noqa: S608
+                states,
             ).fetchall()
         return [
             RunSummary(
@@ -389,7 +390,8 @@ def _cancel(row: sqlite3.Row) -> Signed | None:
 def _cannot_commit(error: sqlite3.Error) -> StoreError:
     primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     code = {sqlite3.SQLITE_FULL: "E-STORE-DISK", sqlite3.SQLITE_READONLY: "E-STORE-UNWRITABLE"}.get(primary)
-    return StoreError(code or "E-STORE-DAMAGED", f"the journal cannot be written: {error}")
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return StoreError(code or "E-STORE-DAMAGED", f"the journal cannot be written: {name}", private=str(error))
 
 
 def _present(**data: Any) -> dict[str, Any]:

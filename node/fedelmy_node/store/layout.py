@@ -4,6 +4,8 @@
       lock                     held by the daemon, dies with it
       journal.db               runs, steps, edges, events
       admin.sock               local administration
+      audit.jsonl, audit.head  who asked for what; its last line (audit-NUMBER.jsonl: older lines)
+      details.log              what the log and the network are not told: paths and the like
       identity/                key, certificate, the federation's CA
       site.toml                optional: the site's own settings
       scratch/RUN/             where a preparation works; gone when it ends
@@ -49,6 +51,10 @@ class Layout:
         return self.root / "admin.sock"
 
     @property
+    def details(self) -> Path:
+        return self.root / "details.log"
+
+    @property
     def identity(self) -> Path:
         return self.root / "identity"
 
@@ -80,14 +86,14 @@ class Layout:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.root.chmod(0o700)
         except OSError as error:
-            raise StoreError(
-                "E-STORE-UNWRITABLE", f"cannot make the state directory {self.root}: {error.strerror}"
-            ) from error
+            message = f"cannot make the state directory: {error.strerror}"
+            raise StoreError("E-STORE-UNWRITABLE", message, private=str(self.root)) from error
         if not os.access(self.root, os.W_OK | os.X_OK):
-            raise StoreError("E-STORE-UNWRITABLE", f"the state directory {self.root} is not writable")
+            raise StoreError("E-STORE-UNWRITABLE", "the state directory is not writable", private=str(self.root))
         kind = _file_system(self.root)
         if kind in _NETWORK_FILE_SYSTEMS:
-            raise StoreError("E-STORE-NETWORK", f"the state directory {self.root} is on a network file system ({kind})")
+            message = f"the state directory is on a network file system, {kind}"
+            raise StoreError("E-STORE-NETWORK", message, private=str(self.root))
 
     def free_bytes(self) -> int:
         found = os.statvfs(self.root)
@@ -102,13 +108,15 @@ class StateLock:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError("E-STORE-UNWRITABLE", f"cannot write {path}: {error.strerror}") from error
+            message = f"cannot write the lock: {error.strerror}"
+            raise StoreError("E-STORE-UNWRITABLE", message, private=str(path)) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._descriptor)
-            raise StoreError("E-STORE-LOCKED", f"another daemon (process {holder}) works on {layout.root}") from error
+            message = f"another daemon, process {holder}, works on this state directory"
+            raise StoreError("E-STORE-LOCKED", message, private=str(layout.root)) from error
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -11,11 +12,13 @@ from typing import Any, Self
 from fedelmy_node import CONTRACT
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import decode
+from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, StepId
-from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind, in_order
+from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind
 from fedelmy_node.domain.reports import RunSummary, Signed
-from fedelmy_node.domain.transfer import Origin
+from fedelmy_node.domain.texts import clean
+from fedelmy_node.domain.transfer import Origin, Skip
 from fedelmy_node.errors import ConfigError, PeerError, RunError
 
 __all__ = ["Prepared", "StepRecord", "EdgeRecord", "RunRecord", "read_slice"]
@@ -38,6 +41,11 @@ class Prepared:
     """The tensors that a bundle of this run must have."""
     report: Mapping[str, Any]
     """Counts of samples and classes, versions, size of the model."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the plan: what an administrator saw is what is approved."""
+        return hashlib.sha256(self.payload).hexdigest()
 
     @classmethod
     def from_row(cls, row: sqlite3.Row) -> Self:
@@ -121,6 +129,11 @@ class RunRecord:
         return RunSummary(run=plan.run, state=self.state, federation=plan.federation, changed_at=self.changed_at)
 
     @property
+    def is_unapproved(self) -> bool:
+        """Whether this site's administrator has not agreed: then nothing begins, whatever comes."""
+        return self.state == RunState.PENDING or self.code == "E-CONSENT-APPROVAL"
+
+    @property
     def has_received(self) -> bool:
         """Whether any bundle came in: then the run has begun somewhere."""
         return any(self.edges[edge.id].state == EdgeState.DONE for edge in self.slice.edges_in)
@@ -154,23 +167,43 @@ class RunRecord:
 
     def origin(self, step: Step) -> Origin:
         """Whose work the output of `step` holds."""
-        origin = Origin(contributors=(step.id,) if step.kind == StepKind.TRAIN else ())
-        for need in step.needs:
-            way, source = self.way(step.id, need), self.source(step.id, need)
-            if way is not None:
-                origin = origin.joined(self.edges[way.id].origin)
-            if source is not None:
-                origin = origin.joined(self.origin(self.slice.step(source)))
-        return origin
+        contributors: set[StepId] = set()
+        skipped: dict[StepId, Skip] = {}
+        seen: set[StepId] = set()
+        behind = [step]
+        while behind:  # not by recursion: a plan may have a thousand steps in a row
+            step = behind.pop()
+            if step.id in seen:
+                continue
+            seen.add(step.id)
+            if step.kind == StepKind.TRAIN:
+                contributors.add(step.id)
+            for need in reversed(step.needs):
+                way, source = self.way(step.id, need), self.source(step.id, need)
+                if way is not None:
+                    known = self.edges[way.id].origin
+                    contributors.update(known.contributors)
+                    skipped |= {skip.step: skip for skip in known.skipped if skip.step not in skipped}
+                if source is not None:
+                    behind.append(self.slice.step(source))
+        left_out = sorted(skipped.keys() - contributors)
+        return Origin(contributors=tuple(sorted(contributors)), skipped=tuple(skipped[step] for step in left_out))
 
     def is_settled(self, edge: Edge) -> bool:
         """Whether the need that an edge to this site is for was met, and what was made of it has gone all its way."""
         if self.way(edge.target, edge.need) is None:
             return False
         made = {edge.target}
-        for step in in_order(self.slice.steps):
-            if step.kind != StepKind.EVALUATE and any(self.source(step.id, need) in made for need in step.needs):
-                made.add(step.id)
+        new = [edge.target]
+        while new:
+            step = new.pop()
+            used = [user.id for user in self.slice.users(step)]
+            ways = self.slice.shortcuts_from(step)
+            used += [way.target for way in ways if self.source(way.target, way.need) == step]
+            for user in used:
+                if user not in made and self.slice.step(user).kind != StepKind.EVALUATE:
+                    made.add(user)
+                    new.append(user)
         done = all(self.steps[step].state in (StepState.DONE, StepState.SKIPPED) for step in made)
         return done and all(self.is_over(step) for step in made)
 
@@ -181,8 +214,8 @@ class RunRecord:
         return all(
             self.edges[edge.id].state in (EdgeState.CLOSED, EdgeState.SETTLED, EdgeState.GIVEN_UP)
             or any(self._relieves(way) for way in self._around(edge))
-            for edge in self.slice.edges_out
-            if edge.source == step and not edge.skips
+            for edge in self.slice.edges_from(step)
+            if not edge.skips
         )
 
     def _relieves(self, way: Edge | Shortcut) -> bool:
@@ -198,22 +231,21 @@ class RunRecord:
 
     def _around(self, edge: Edge) -> list[Edge | Shortcut]:
         """The ways from the same step that lead around the receiver of an edge."""
-        ways = self.slice.edges_out + self.slice.shortcuts
-        return [way for way in ways if way.source == edge.source and edge.target in way.skips]
+        ways = self.slice.edges_from(edge.source) + self.slice.shortcuts_from(edge.source)
+        return [way for way in ways if edge.target in way.skips]
 
 
 def read_slice(payload: bytes) -> Slice:
     """The slice in a signed payload; a plan of another contract is refused by name, before its content is looked at."""
     try:
-        raw = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise RunError("E-RUN-PLAN", "the plan is not JSON") from error
+        raw = parse_json(payload)
+    except ValueError as error:
+        raise RunError("E-RUN-PLAN", f"the plan is not JSON that can be used: {clean(str(error), 200)}") from error
     if not isinstance(raw, dict):
         raise RunError("E-RUN-PLAN", "the plan is not a JSON object")
     if raw.get("contract") != CONTRACT:
-        raise PeerError(
-            "E-PEER-CONTRACT", f"the plan speaks contract {raw.get('contract')!r}, this node speaks {CONTRACT!r}"
-        )
+        spoken = clean(str(raw.get("contract")), 80)
+        raise PeerError("E-PEER-CONTRACT", f"the plan speaks contract {spoken!r}, this node speaks {CONTRACT!r}")
     try:
         return decode(Slice, raw)
     except (ConfigError, PeerError) as error:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from fedelmy_node.domain.events import Event, EventKind
 from fedelmy_node.domain.narration import narrate
+from fedelmy_node.domain.texts import clean
 
 __all__ = ["tell"]
 
 logger = logging.getLogger(__name__)
+_LINE_LIMIT: Final = 1000
 
 
 def tell(event: Event) -> None:
@@ -22,4 +25,5 @@ def tell(event: Event) -> None:
         trouble = (EventKind.RETRY, EventKind.WARNING, EventKind.UNREACHABLE, EventKind.AROUND)
         troubled = event.kind in trouble or event.data.get("code")
         level = logging.WARNING if troubled else logging.INFO
-        logger.log(level, "%s", line, extra={"run": event.run, "step": event.step or ""})
+        # Reasons and other sites' messages are in it: one line stays one line.
+        logger.log(level, "%s", clean(line, _LINE_LIMIT), extra={"run": event.run, "step": event.step or ""})

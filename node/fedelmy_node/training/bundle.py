@@ -65,7 +65,8 @@ def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
     except SafetensorError as error:
         # It wraps what the system said; a full disk must stay recognisable.
         full = "os error 28" in str(error) or "os error 122" in str(error)
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
+        code = errno.ENOSPC if full else errno.EIO
+        raise OSError(code, os.strerror(code)) from error
 
 
 def read_bundle(path: Path) -> dict[str, dict[str, Tensor]]:
@@ -80,7 +81,7 @@ def read_bundle(path: Path) -> dict[str, dict[str, Tensor]]:
             group, _, tensor = name.partition("/")
             groups[group][tensor] = tensors[name]
     except (SafetensorError, KeyError) as error:
-        raise BundleError("E-BUNDLE-FORMAT", f"not a bundle: {type(error).__name__} {error}") from error
+        raise BundleError("E-BUNDLE-FORMAT", f"not a bundle: {type(error).__name__}", private=str(error)) from error
     return groups
 
 

@@ -51,6 +51,8 @@ class Job:
     """Where a train step writes its bundle."""
     keep_pool: Path | None = None
     """A directory for every pool member, if the site wants to keep them."""
+    max_change: float | None = None
+    """How far an input may be from the initial model, in lengths of that one; None: as far as it likes."""
     checkpoints: Path | None = None
     """A directory of the job's own, where a train step can go on from; None: there are no checkpoints."""
 

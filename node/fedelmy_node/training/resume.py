@@ -155,7 +155,7 @@ class Checkpoints:
         if not isinstance(error, FedelmyError):
             logger.error("a checkpoint could not be written", exc_info=error)
         if not self._failing:
-            reason = error.message if isinstance(error, FedelmyError) else f"{type(error).__name__}: {error}"
+            reason = error.message if isinstance(error, FedelmyError) else type(error).__name__
             self._problem = f"a checkpoint could not be written, training goes on without: {reason}"
         self._failing = True
 

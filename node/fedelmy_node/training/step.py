@@ -21,7 +21,7 @@ from fedelmy_node.bundles.check import check_bundle
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Training
-from fedelmy_node.errors import ConfigError, RunError
+from fedelmy_node.errors import BundleError, ConfigError, RunError
 from fedelmy_node.training.batches import Batches, eval_batches
 from fedelmy_node.training.bundle import bundle_bytes, manifest_of, read_bundle, write_bundle
 from fedelmy_node.training.checkpoint import job_key
@@ -179,10 +179,23 @@ def _evaluate(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
 
 
 def _receive(loaded: Loaded, path: Path) -> Weights:
-    """The model in a bundle, which must be of this recipe and finite."""
+    """The model in a bundle, which must be of this recipe, finite, and no farther away than the site allows."""
     check_bundle(path, loaded.manifest)
     loaded.model.load_state_dict(read_bundle(path)[MODEL_GROUP])
-    return loaded.model.weights()
+    weights = loaded.model.weights()
+    if loaded.job.max_change is not None:
+        _check_change(loaded.initial, weights, loaded.job.max_change)
+    return weights
+
+
+def _check_change(initial: Weights, received: Weights, limit: float) -> None:
+    """Summed in double precision: the square of what is far away may be too large for a float."""
+    length = torch.linalg.vector_norm(initial.vector, dtype=torch.float64)
+    distance = torch.linalg.vector_norm(received.vector - initial.vector, dtype=torch.float64)
+    change = float(distance / length)
+    if not change <= limit:
+        message = f"a received model is {change:.3g} times its initial length away from where the run began"
+        raise BundleError("E-BUNDLE-CHANGE", f"{message}; this site takes up to {limit:g}")
 
 
 def _keep(loaded: Loaded, member: int, weights: Weights) -> None:

@@ -2,7 +2,8 @@
 
     stdin     {"job": {...}}  then  {"go": {"inputs": ["/path", ...]}}      one JSON object per line
     fd N      {"ready": {...}}  {"event": KIND, "data": {...}} ...          what it says meanwhile
-              {"done": {...}}  or  {"error": {"code", "message", "hint"}}   the last line
+              {"done": {...}}  or                                           the last line
+              {"error": {"code", "message", "hint", "private"}}
 
 Exit codes: 0 done; 1 the error was reported; 3 the daemon is gone; 143 SIGTERM. The end of stdin means that
 the daemon is gone or wants no more: the process ends at once, so it never outlives its daemon. SIGTERM ends it at
@@ -95,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(line, error)
     except Exception as error:  # noqa: BLE001 - the process boundary: the traceback goes to the step's log
         traceback.print_exc()
-        reason = f"the trainer failed: {type(error).__name__}: {error}"
-        return _fail(line, TrainingError("E-TRAINING-CRASH", reason))
+        reason = f"the trainer failed: {type(error).__name__}"
+        return _fail(line, TrainingError("E-TRAINING-CRASH", reason, private=str(error)))
     return 0
 
 
@@ -116,7 +117,8 @@ def _do(line: Line, stopping: Stopping) -> None:
 
 
 def _fail(line: Line, error: FedelmyError) -> int:
-    line.send({"error": {"code": error.code, "message": error.message, "hint": error.hint}}, last=True)
+    problem = {"code": error.code, "message": error.message, "hint": error.hint, "private": error.private}
+    line.send({"error": problem}, last=True)
     return EXIT_ERROR
 
 

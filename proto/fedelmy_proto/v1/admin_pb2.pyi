@@ -71,6 +71,34 @@ class ModelReply(_message.Message):
     site: str
     def __init__(self, run: _Optional[str] = ..., path: _Optional[str] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., recipe: _Optional[bytes] = ..., data: _Optional[str] = ..., indices: _Optional[str] = ..., unreadable: _Optional[str] = ..., site: _Optional[str] = ...) -> None: ...
 
+class ApproveRequest(_message.Message):
+    __slots__ = ("run", "plan_sha256")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    plan_sha256: str
+    def __init__(self, run: _Optional[str] = ..., plan_sha256: _Optional[str] = ...) -> None: ...
+
+class ApproveReply(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    def __init__(self, state: _Optional[str] = ...) -> None: ...
+
+class RefuseRequest(_message.Message):
+    __slots__ = ("run", "reason")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    reason: str
+    def __init__(self, run: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RefuseReply(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    def __init__(self, state: _Optional[str] = ...) -> None: ...
+
 class PruneRequest(_message.Message):
     __slots__ = ("runs", "older_seconds", "dry_run")
     RUNS_FIELD_NUMBER: _ClassVar[int]

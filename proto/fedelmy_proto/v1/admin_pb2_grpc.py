@@ -55,6 +55,16 @@ class AdminStub:
                 request_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelRequest.SerializeToString,
                 response_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelReply.FromString,
                 _registered_method=True)
+        self.Approve = channel.unary_unary(
+                '/fedelmy.v1.Admin/Approve',
+                request_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.ApproveRequest.SerializeToString,
+                response_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.ApproveReply.FromString,
+                _registered_method=True)
+        self.Refuse = channel.unary_unary(
+                '/fedelmy.v1.Admin/Refuse',
+                request_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.RefuseRequest.SerializeToString,
+                response_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.RefuseReply.FromString,
+                _registered_method=True)
         self.Prune = channel.unary_unary(
                 '/fedelmy.v1.Admin/Prune',
                 request_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.PruneRequest.SerializeToString,
@@ -93,6 +103,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Approve(self, request, context):
+        """The administrator agrees to a pending run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Refuse(self, request, context):
+        """The administrator does not agree to a run that has not begun: it ends here, and the operator is told.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Prune(self, request, context):
         """Forget runs that are over, and remove their files.
         """
@@ -122,6 +146,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Model,
                     request_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelRequest.FromString,
                     response_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelReply.SerializeToString,
+            ),
+            'Approve': grpc.unary_unary_rpc_method_handler(
+                    servicer.Approve,
+                    request_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.ApproveRequest.FromString,
+                    response_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.ApproveReply.SerializeToString,
+            ),
+            'Refuse': grpc.unary_unary_rpc_method_handler(
+                    servicer.Refuse,
+                    request_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.RefuseRequest.FromString,
+                    response_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.RefuseReply.SerializeToString,
             ),
             'Prune': grpc.unary_unary_rpc_method_handler(
                     servicer.Prune,
@@ -237,6 +271,60 @@ class Admin:
             '/fedelmy.v1.Admin/Model',
             fedelmy__proto_dot_v1_dot_admin__pb2.ModelRequest.SerializeToString,
             fedelmy__proto_dot_v1_dot_admin__pb2.ModelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Approve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedelmy.v1.Admin/Approve',
+            fedelmy__proto_dot_v1_dot_admin__pb2.ApproveRequest.SerializeToString,
+            fedelmy__proto_dot_v1_dot_admin__pb2.ApproveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Refuse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedelmy.v1.Admin/Refuse',
+            fedelmy__proto_dot_v1_dot_admin__pb2.RefuseRequest.SerializeToString,
+            fedelmy__proto_dot_v1_dot_admin__pb2.RefuseReply.FromString,
             options,
             channel_credentials,
             insecure,

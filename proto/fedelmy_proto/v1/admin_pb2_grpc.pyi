@@ -40,6 +40,10 @@ class AdminStub:
     """One run in detail."""
     Model: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ModelRequest, _admin_pb2.ModelReply]
     """Where the result of a run is on this site's disk, and what is needed to use it."""
+    Approve: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApproveRequest, _admin_pb2.ApproveReply]
+    """The administrator agrees to a pending run."""
+    Refuse: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RefuseRequest, _admin_pb2.RefuseReply]
+    """The administrator does not agree to a run that has not begun: it ends here, and the operator is told."""
     Prune: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PruneRequest, _admin_pb2.PruneReply]
     """Forget runs that are over, and remove their files."""
 
@@ -54,6 +58,10 @@ class AdminAsyncStub(AdminStub):
     """One run in detail."""
     Model: _aio.UnaryUnaryMultiCallable[_admin_pb2.ModelRequest, _admin_pb2.ModelReply]  # type: ignore[assignment]
     """Where the result of a run is on this site's disk, and what is needed to use it."""
+    Approve: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApproveRequest, _admin_pb2.ApproveReply]  # type: ignore[assignment]
+    """The administrator agrees to a pending run."""
+    Refuse: _aio.UnaryUnaryMultiCallable[_admin_pb2.RefuseRequest, _admin_pb2.RefuseReply]  # type: ignore[assignment]
+    """The administrator does not agree to a run that has not begun: it ends here, and the operator is told."""
     Prune: _aio.UnaryUnaryMultiCallable[_admin_pb2.PruneRequest, _admin_pb2.PruneReply]  # type: ignore[assignment]
     """Forget runs that are over, and remove their files."""
 
@@ -89,6 +97,22 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ModelReply, _abc.Awaitable[_admin_pb2.ModelReply]]:
         """Where the result of a run is on this site's disk, and what is needed to use it."""
+
+    @_abc_1.abstractmethod
+    def Approve(
+        self,
+        request: _admin_pb2.ApproveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ApproveReply, _abc.Awaitable[_admin_pb2.ApproveReply]]:
+        """The administrator agrees to a pending run."""
+
+    @_abc_1.abstractmethod
+    def Refuse(
+        self,
+        request: _admin_pb2.RefuseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RefuseReply, _abc.Awaitable[_admin_pb2.RefuseReply]]:
+        """The administrator does not agree to a run that has not begun: it ends here, and the operator is told."""
 
     @_abc_1.abstractmethod
     def Prune(

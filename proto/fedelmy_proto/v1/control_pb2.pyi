@@ -69,10 +69,12 @@ class PrepareRequest(_message.Message):
     def __init__(self, slice: _Optional[_Union[Signed, _Mapping]] = ..., check_only: _Optional[bool] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("report",)
+    __slots__ = ("report", "state")
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     report: bytes
-    def __init__(self, report: _Optional[bytes] = ...) -> None: ...
+    state: str
+    def __init__(self, report: _Optional[bytes] = ..., state: _Optional[str] = ...) -> None: ...
 
 class StartRequest(_message.Message):
     __slots__ = ("run",)
@@ -131,7 +133,7 @@ class ReportRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin")
+    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin", "operator", "plan_sha256", "asked", "plan_id")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +148,10 @@ class ReportReply(_message.Message):
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     run: str
     site: str
     state: str
@@ -160,7 +166,11 @@ class ReportReply(_message.Message):
     neighbours: _containers.RepeatedCompositeFieldContainer[Neighbour]
     absent: _containers.RepeatedCompositeFieldContainer[Absent]
     origin: Origin
-    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+    operator: str
+    plan_sha256: str
+    asked: _containers.RepeatedScalarFieldContainer[str]
+    plan_id: str
+    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., operator: _Optional[str] = ..., plan_sha256: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ...) -> None: ...
 
 class Neighbour(_message.Message):
     __slots__ = ("site", "address")

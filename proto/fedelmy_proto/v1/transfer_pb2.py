@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fedelmy_proto.v1 import control_pb2 as fedelmy__proto_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x66\x65\x64\x65lmy_proto/v1/transfer.proto\x12\nfedelmy.v1\x1a\x1e\x66\x65\x64\x65lmy_proto/v1/control.proto\"\xba\x01\n\x0c\x42\x65ginRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04\x65\x64ge\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x12\x13\n\x0b\x62lock_bytes\x18\x05 \x01(\x05\x12\x12\n\nwire_dtype\x18\x06 \x01(\t\x12$\n\x08manifest\x18\x07 \x03(\x0b\x32\x12.fedelmy.v1.Tensor\x12\"\n\x06origin\x18\x08 \x01(\x0b\x32\x12.fedelmy.v1.Origin\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"U\n\nBeginReply\x12\x15\n\x0bresume_from\x18\x01 \x01(\x03H\x00\x12&\n\x07receipt\x18\x02 \x01(\x0b\x32\x13.fedelmy.v1.ReceiptH\x00\x42\x08\n\x06\x61nswer\"c\n\x0bSendRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.fedelmy.v1.SendHeaderH\x00\x12\"\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x11.fedelmy.v1.BlockH\x00\x42\x06\n\x04part\"L\n\nSendHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04\x65\x64ge\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\x03\"B\n\x05\x42lock\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x16\n\x0erunning_sha256\x18\x04 \x01(\x0cJ\x04\x08\x03\x10\x04\"5\n\x07Receipt\x12\x0c\n\x04\x65\x64ge\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0c\n\x04size\x18\x03 \x01(\x03\x32}\n\x08Transfer\x12\x39\n\x05\x42\x65gin\x12\x18.fedelmy.v1.BeginRequest\x1a\x16.fedelmy.v1.BeginReply\x12\x36\n\x04Send\x12\x17.fedelmy.v1.SendRequest\x1a\x13.fedelmy.v1.Receipt(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x66\x65\x64\x65lmy_proto/v1/transfer.proto\x12\nfedelmy.v1\x1a\x1e\x66\x65\x64\x65lmy_proto/v1/control.proto\"\xcb\x01\n\x0c\x42\x65ginRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04\x65\x64ge\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x12\x13\n\x0b\x62lock_bytes\x18\x05 \x01(\x05\x12\x12\n\nwire_dtype\x18\x06 \x01(\t\x12$\n\x08manifest\x18\x07 \x03(\x0b\x32\x12.fedelmy.v1.Tensor\x12\"\n\x06origin\x18\x08 \x01(\x0b\x32\x12.fedelmy.v1.Origin\x12\x0f\n\x07plan_id\x18\x14 \x01(\t\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"U\n\nBeginReply\x12\x15\n\x0bresume_from\x18\x01 \x01(\x03H\x00\x12&\n\x07receipt\x18\x02 \x01(\x0b\x32\x13.fedelmy.v1.ReceiptH\x00\x42\x08\n\x06\x61nswer\"c\n\x0bSendRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.fedelmy.v1.SendHeaderH\x00\x12\"\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x11.fedelmy.v1.BlockH\x00\x42\x06\n\x04part\"L\n\nSendHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04\x65\x64ge\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\x03\"B\n\x05\x42lock\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x16\n\x0erunning_sha256\x18\x04 \x01(\x0cJ\x04\x08\x03\x10\x04\"5\n\x07Receipt\x12\x0c\n\x04\x65\x64ge\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0c\n\x04size\x18\x03 \x01(\x03\x32}\n\x08Transfer\x12\x39\n\x05\x42\x65gin\x12\x18.fedelmy.v1.BeginRequest\x1a\x16.fedelmy.v1.BeginReply\x12\x36\n\x04Send\x12\x17.fedelmy.v1.SendRequest\x1a\x13.fedelmy.v1.Receipt(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedelmy_proto.v1.transfer_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BEGINREQUEST']._serialized_start=80
-  _globals['_BEGINREQUEST']._serialized_end=266
-  _globals['_TENSOR']._serialized_start=268
-  _globals['_TENSOR']._serialized_end=320
-  _globals['_BEGINREPLY']._serialized_start=322
-  _globals['_BEGINREPLY']._serialized_end=407
-  _globals['_SENDREQUEST']._serialized_start=409
-  _globals['_SENDREQUEST']._serialized_end=508
-  _globals['_SENDHEADER']._serialized_start=510
-  _globals['_SENDHEADER']._serialized_end=586
-  _globals['_BLOCK']._serialized_start=588
-  _globals['_BLOCK']._serialized_end=654
-  _globals['_RECEIPT']._serialized_start=656
-  _globals['_RECEIPT']._serialized_end=709
-  _globals['_TRANSFER']._serialized_start=711
-  _globals['_TRANSFER']._serialized_end=836
+  _globals['_BEGINREQUEST']._serialized_end=283
+  _globals['_TENSOR']._serialized_start=285
+  _globals['_TENSOR']._serialized_end=337
+  _globals['_BEGINREPLY']._serialized_start=339
+  _globals['_BEGINREPLY']._serialized_end=424
+  _globals['_SENDREQUEST']._serialized_start=426
+  _globals['_SENDREQUEST']._serialized_end=525
+  _globals['_SENDHEADER']._serialized_start=527
+  _globals['_SENDHEADER']._serialized_end=603
+  _globals['_BLOCK']._serialized_start=605
+  _globals['_BLOCK']._serialized_end=671
+  _globals['_RECEIPT']._serialized_start=673
+  _globals['_RECEIPT']._serialized_end=726
+  _globals['_TRANSFER']._serialized_start=728
+  _globals['_TRANSFER']._serialized_end=853
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BeginRequest(_message.Message):
-    __slots__ = ("run", "edge", "size", "sha256", "block_bytes", "wire_dtype", "manifest", "origin")
+    __slots__ = ("run", "edge", "size", "sha256", "block_bytes", "wire_dtype", "manifest", "origin", "plan_id")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EDGE_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class BeginRequest(_message.Message):
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     run: str
     edge: str
     size: int
@@ -25,7 +26,8 @@ class BeginRequest(_message.Message):
     wire_dtype: str
     manifest: _containers.RepeatedCompositeFieldContainer[Tensor]
     origin: _control_pb2.Origin
-    def __init__(self, run: _Optional[str] = ..., edge: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., wire_dtype: _Optional[str] = ..., manifest: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., origin: _Optional[_Union[_control_pb2.Origin, _Mapping]] = ...) -> None: ...
+    plan_id: str
+    def __init__(self, run: _Optional[str] = ..., edge: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., wire_dtype: _Optional[str] = ..., manifest: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., origin: _Optional[_Union[_control_pb2.Origin, _Mapping]] = ..., plan_id: _Optional[str] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "dtype", "shape")

@@ -86,15 +86,15 @@ def parse_source(text: str) -> Source:
     name, colon, path = text.partition(":")
     kind = SOURCES.get(name)
     if kind is None:
-        raise DataError("E-DATA-SOURCE", f"unknown kind of data {text!r}", hint=_suggestion(name, text))
+        raise DataError("E-DATA-SOURCE", "unknown kind of data", hint=_suggestion(name), private=text)
     if kind.path is None and colon:
-        raise DataError("E-DATA-SOURCE", f"{name} takes no path, but got {text!r}", hint=f"Write {name}.")
+        raise DataError("E-DATA-SOURCE", f"{name} takes no path", hint=f"Write {name}.", private=text)
     if kind.path is not None and not path:
         raise DataError("E-DATA-SOURCE", f"{name} needs a path", hint=f"Write {name}:{kind.path}.")
     return Source(kind=name, path=Path(path) if path else None)
 
 
-def _suggestion(name: str, text: str) -> str:
+def _suggestion(name: str) -> str:
     import difflib  # only whoever errs needs it
 
     close = difflib.get_close_matches(name.lower(), SOURCES, n=1)
@@ -102,5 +102,5 @@ def _suggestion(name: str, text: str) -> str:
         path = SOURCES[close[0]].path
         return f"Did you mean {close[0]}{f':{path}' if path else ''}?"
     if "/" in name:
-        return f"A path needs its kind before it, such as imagefolder:{text} or npz:{text}."
+        return "A path needs its kind before it, such as imagefolder:DIRECTORY or npz:FILE."
     return f"Known kinds: {', '.join(SOURCES)}."

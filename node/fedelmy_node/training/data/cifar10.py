@@ -43,7 +43,8 @@ def _samples(root: Path, names: tuple[str, ...]) -> RawSamples:
     records = [_records(root / name) for name in names]
     labels = np.concatenate([part[:, 0] for part in records])
     if labels.max(initial=0) >= len(CIFAR10_CLASSES):
-        raise DataError("E-DATA-FORMAT", f"{root} has label {labels.max()}, but CIFAR-10 has ten classes")
+        message = f"there is a label {labels.max()}, but CIFAR-10 has ten classes"
+        raise DataError("E-DATA-FORMAT", message, private=str(root))
     return RawSamples(labels=labels.astype(np.int64), images=ArrayImages(len(labels), partial(_pixels, records)))
 
 
@@ -57,9 +58,10 @@ def _records(path: Path) -> NDArray[np.uint8]:
     if not path.is_file():
         pickled = path.with_suffix("").is_file()
         hint = "This is the pickled Python version: take the binary version of CIFAR-10." if pickled else None
-        raise DataError("E-DATA-MISSING", f"{path} does not exist", hint=hint)
+        raise DataError("E-DATA-MISSING", f"the data directory has no {path.name}", hint=hint, private=str(path))
     with map_read_errors(path):
         size = path.stat().st_size
         if size == 0 or size % _RECORD_BYTES:
-            raise DataError("E-DATA-FORMAT", f"{path} has {size} bytes, no multiple of {_RECORD_BYTES}")
+            message = f"{path.name} has {size} bytes, no multiple of {_RECORD_BYTES}"
+            raise DataError("E-DATA-FORMAT", message, private=str(path))
         return np.memmap(path, np.uint8, "r").reshape(-1, _RECORD_BYTES)

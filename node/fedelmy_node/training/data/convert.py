@@ -26,7 +26,7 @@ _WINDOW_HINT: Final = "Have the operator set the input's window = [low, high] in
 
 
 def to_input(pixels: NDArray[Any], wanted: InputFormat, name: str) -> Tensor:
-    """Images (N, H, W) or (N, H, W, C) as N x channels x height x width; `name` is for messages."""
+    """Images (N, H, W) or (N, H, W, C) as N x channels x height x width; `name` is for the private part of errors."""
     values = _channels_first(pixels)
     eight_bit = values.dtype == np.uint8 and wanted.window in (None, (0, 255))
     images = torch.from_numpy(values) if eight_bit else torch.from_numpy(_windowed(values, wanted, name))
@@ -57,9 +57,9 @@ def _windowed(values: NDArray[Any], wanted: InputFormat, name: str) -> NDArray[n
     """Values scaled so that the window's ends are 0 and 1; what lies outside of the window is clipped."""
     kind = values.dtype.kind
     if kind not in "iufb":
-        raise DataError("E-DATA-FORMAT", f"{name} has values of the type {values.dtype}, not numbers")
+        raise DataError("E-DATA-FORMAT", f"images have values of the type {values.dtype}, not numbers", private=name)
     if kind == "f" and not np.isfinite(values).all():
-        raise DataError("E-DATA-UNREADABLE", f"{name} has values that are not finite")
+        raise DataError("E-DATA-UNREADABLE", "an image has values that are not finite", private=name)
     low, high = wanted.window if wanted.window is not None else _type_range(values, name)
     # 16 bits fit into float32 exactly; what is wider must be shifted before it is rounded.
     exact: NDArray[np.floating[Any]]
@@ -75,10 +75,9 @@ def _type_range(values: NDArray[Any], name: str) -> tuple[float, float]:
     if values.dtype.kind == "f" and low >= 0 and high <= 1:
         return 0, 1
     # Clipping 0..255 floats or Hounsfield units to 0..1 would quietly give black and white images.
-    found = f"values from {low} to {high} of the type {values.dtype}"
-    raise DataError(
-        "E-DATA-FORMAT", f"{name} has {found}, and no window says what is black and white", hint=_WINDOW_HINT
-    )
+    message = f"images have values of the type {values.dtype}, and no window says what is black and white"
+    private = f"{name} has values from {low} to {high}"
+    raise DataError("E-DATA-FORMAT", message, hint=_WINDOW_HINT, private=private)
 
 
 def _grey(images: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def _samples(directory: Path, prefix: str, classes: int) -> RawSamples:
     path = _find(directory, f"{prefix}-labels", "idx1-ubyte")
     labels = _read(path, dimensions=1)
     if labels.max(initial=0) >= classes:
-        raise DataError("E-DATA-FORMAT", f"{path} has label {labels.max()}, but there are {classes} classes")
+        raise DataError("E-DATA-FORMAT", f"there is a label {labels.max()}, but {classes} classes", private=str(path))
     load = partial(_read, _find(directory, f"{prefix}-images", "idx3-ubyte"), dimensions=3)
     return RawSamples(labels=labels.astype(np.int64), images=ArrayImages(len(labels), load))
 
@@ -62,7 +62,8 @@ def _find(directory: Path, stem: str, suffix: str) -> Path:
     for name in (f"{stem}-{suffix}", f"{stem}-{suffix}.gz", f"{stem}.{suffix}", f"{stem}.{suffix}.gz"):
         if (directory / name).is_file():
             return directory / name
-    raise DataError("E-DATA-MISSING", f"{directory} has neither {stem}-{suffix} nor {stem}-{suffix}.gz")
+    message = f"the data directory has neither {stem}-{suffix} nor {stem}-{suffix}.gz"
+    raise DataError("E-DATA-MISSING", message, private=str(directory))
 
 
 def _read(path: Path, *, dimensions: int) -> NDArray[Any]:
@@ -70,9 +71,11 @@ def _read(path: Path, *, dimensions: int) -> NDArray[Any]:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
-        raise DataError("E-DATA-FORMAT", f"{path} is not an idx file of bytes in {dimensions} dimension(s)")
+        message = f"a file of the data is not an idx file of bytes in {dimensions} dimension(s)"
+        raise DataError("E-DATA-FORMAT", message, private=str(path))
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     values = np.frombuffer(content, np.uint8, offset=header)
     if len(values) != np.prod(shape, dtype=object):
-        raise DataError("E-DATA-FORMAT", f"{path} announces {shape} values but holds {len(values)}")
+        message = f"an idx file announces {shape} values but holds {len(values)}"
+        raise DataError("E-DATA-FORMAT", message, private=str(path))
     return values.reshape(shape)

@@ -30,16 +30,16 @@ _DAMAGE: Final = (
 def read_image(path: Path, name: str) -> NDArray[Any]:
     """(H, W) or (H, W, C) in the type of the file; of several frames or pages the first.
 
-    `name` is what an E-DATA-UNREADABLE calls the file: messages may leave the site, its paths may not.
+    `name` is what the private part of an E-DATA-UNREADABLE calls the file.
     """
     try:
         with Image.open(path) as image:
             return _values(image)
     except UnidentifiedImageError as error:
-        raise DataError("E-DATA-UNREADABLE", f"{name} is not an image") from error
+        raise DataError("E-DATA-UNREADABLE", "a file of the data is not an image", private=name) from error
     except _DAMAGE as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        raise DataError("E-DATA-UNREADABLE", f"{name} cannot be read: {reason}") from error
+        private = f"{name}: {str(error) or type(error).__name__}"
+        raise DataError("E-DATA-UNREADABLE", "an image of the data cannot be read", private=private) from error
 
 
 def _values(image: Image.Image) -> NDArray[Any]:

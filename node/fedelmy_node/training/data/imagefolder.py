@@ -58,7 +58,8 @@ def load(root: Path) -> RawData:
     classes = tuple(sorted({name for part in parts for name, files in part.items() if files}))
     if not classes:
         hint = f"Put images into one folder per class; their names end in {', '.join(sorted(SUFFIXES))}."
-        raise DataError("E-DATA-EMPTY", f"{root} has no images in class folders", hint=hint)
+        message = "the data directory has no images in class folders"
+        raise DataError("E-DATA-EMPTY", message, hint=hint, private=str(root))
     pool, *test = (_samples(root, part, classes) for part in parts)
     return RawData(classes=classes, pool=pool, test=test[0] if test else None)
 
@@ -102,6 +103,7 @@ def _require_no_others(root: Path, folders: list[str]) -> None:
         if _images(root, root / name):
             raise DataError(
                 "E-DATA-FORMAT",
-                f"{root} has train and test, but also images in {name!r}",
-                hint=f"Move the images of {name!r} into train or test, or out of the directory.",
+                "the data directory has train and test, but also images in another folder",
+                hint="Move these images into train or test, or out of the directory.",
+                private=str(root / name),
             )

@@ -72,12 +72,13 @@ def read_indices(path: Path) -> Indices:
             raise DataError("E-DATA-INDICES", f"it is not a file of the format {FORMAT}")
         return decode(Indices, value)
     except FedelmyError as error:
-        raise DataError("E-DATA-INDICES", f"{path}: {error.message}") from error
+        raise DataError("E-DATA-INDICES", f"the indices file: {error.message}", private=str(path)) from error
     except OSError as error:
-        reason, hint = error.strerror or error, "Check the path after --indices."
-        raise DataError("E-DATA-INDICES", f"{path} cannot be read: {reason}", hint=hint) from error
+        reason, hint = error.strerror or type(error).__name__, "Check the path after --indices."
+        message = f"the indices file cannot be read: {reason}"
+        raise DataError("E-DATA-INDICES", message, hint=hint, private=str(path)) from error
     except (ValueError, RecursionError) as error:
-        raise DataError("E-DATA-INDICES", f"{path} is not JSON: {error}") from error
+        raise DataError("E-DATA-INDICES", "the indices file is not JSON", private=f"{path}: {error}") from error
 
 
 def write_indices(path: Path, indices: Indices) -> None:

@@ -28,7 +28,7 @@ def load(path: Path) -> RawData:
     with map_read_errors(path), path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, NpzFile):
-            raise DataError("E-DATA-FORMAT", f"{path} holds one array, not an archive of named arrays")
+            raise _bad(path, "the data file holds one array, not an archive of named arrays")
         return _load(path, archive)
 
 
@@ -36,7 +36,7 @@ def _load(path: Path, archive: NpzFile) -> RawData:
     images, labels = _key(archive, path, "images", "x"), _key(archive, path, "labels", "y")
     own_test = [key for key in ("test_images", "test_labels") if key in archive.files]
     if len(own_test) == 1:
-        raise DataError("E-DATA-FORMAT", f"{path} has {own_test[0]} alone; a test set is images and labels")
+        raise _bad(path, f"the archive has {own_test[0]} alone; a test set is images and labels")
     values = [_label_values(archive[key], path, key) for key in (labels, *own_test[1:])]
     names = _class_names(archive["classes"], path) if "classes" in archive.files else None
     classes, numbering = _numbering(names, values, path)
@@ -54,23 +54,23 @@ def _key(archive: NpzFile, path: Path, *spellings: str) -> str:
     found = [key for key in spellings if key in archive.files]
     if len(found) != 1:
         wanted, there = " or ".join(spellings), ", ".join(archive.files) or "nothing"
-        raise DataError("E-DATA-FORMAT", f"{path} must have one array {wanted}; it has {there}")
+        raise _bad(path, f"the archive must have one array {wanted}", f"it has {there}")
     return found[0]
 
 
 def _label_values(array: NDArray[Any], path: Path, key: str) -> NDArray[Any]:
     if array.ndim != 1 or array.dtype.kind not in "iuUS":
         found = f"{array.dtype} of shape {array.shape}"
-        raise DataError("E-DATA-FORMAT", f"{path}: {key} must be (N,) integers or texts, not {found}")
+        raise _bad(path, f"{key} must be (N,) integers or texts, not {found}")
     return _text(array) if array.dtype.kind == "S" else array
 
 
 def _class_names(array: NDArray[Any], path: Path) -> tuple[str, ...]:
     if array.ndim != 1 or array.dtype.kind not in "US":
-        raise DataError("E-DATA-FORMAT", f"{path}: classes must be a list of texts")
+        raise _bad(path, "classes must be a list of texts")
     names = tuple(str(name) for name in (_text(array) if array.dtype.kind == "S" else array))
     if len(set(names)) != len(names):
-        raise DataError("E-DATA-FORMAT", f"{path}: classes repeats a name")
+        raise _bad(path, "classes repeats a name")
     return names
 
 
@@ -83,7 +83,7 @@ def _numbering(
 ) -> tuple[tuple[str, ...], dict[Any, int]]:
     """The class names, and which of them each label means."""
     if len({part.dtype.kind == "U" for part in parts}) != 1:
-        raise DataError("E-DATA-FORMAT", f"{path}: labels and test_labels must both be texts or both integers")
+        raise _bad(path, "labels and test_labels must both be texts or both integers")
     if names is None:
         values = sorted({value for part in parts for value in np.unique(part).tolist()})
         return tuple(str(value) for value in values), {value: number for number, value in enumerate(values)}
@@ -95,7 +95,7 @@ def _numbers(part: NDArray[Any], numbering: dict[Any, int], path: Path) -> NDArr
     values, places = np.unique(part, return_inverse=True)
     for value in values.tolist():
         if value not in numbering:
-            raise DataError("E-DATA-FORMAT", f"{path}: label {value!r} is not among the file's own classes")
+            raise _bad(path, "a label is not among the file's own classes", f"label {value!r}")
     numbers = np.array([numbering[value] for value in values.tolist()], np.int64)
     return numbers[places]
 
@@ -106,4 +106,8 @@ def _read_images(path: Path, key: str) -> NDArray[Any]:
     if array.ndim == 3 or (array.ndim == 4 and 1 <= array.shape[3] <= 4):
         return array
     hint = "Write images as (N, H, W) or (N, H, W, C), the channels last." if array.ndim == 4 else None
-    raise DataError("E-DATA-FORMAT", f"{path}: {key} has the shape {array.shape}", hint=hint)
+    raise _bad(path, f"{key} has the shape {array.shape}", hint=hint)
+
+
+def _bad(path: Path, message: str, more: str = "", hint: str | None = None) -> DataError:
+    return DataError("E-DATA-FORMAT", message, hint=hint, private=f"{path}: {more}" if more else str(path))

@@ -46,7 +46,7 @@ class Images(Protocol):
         """Stored values, (N, H, W) or (N, H, W, C); E-DATA-UNREADABLE if one image cannot be read."""
 
     def name(self, position: int) -> str:
-        """What messages call an image: never an absolute path, because messages leave the site."""
+        """What the private part of an error calls an image."""
 
 
 class ArrayImages:
@@ -126,19 +126,19 @@ def require_directory(path: Path) -> None:
     """E-DATA-MISSING unless `path` is a directory."""
     with map_read_errors(path):
         if not path.exists():
-            raise DataError("E-DATA-MISSING", f"{path} does not exist")
+            raise DataError("E-DATA-MISSING", "the data directory does not exist", private=str(path))
     if not path.is_dir():
-        raise DataError("E-DATA-MISSING", f"{path} is not a directory")
+        raise DataError("E-DATA-MISSING", "the data are not a directory", private=str(path))
 
 
 @contextmanager
 def map_read_errors(path: Path) -> Iterator[None]:
-    """Whatever the standard library and numpy raise over a file of data becomes a DataError that names it."""
+    """Whatever the standard library and numpy raise over a file of data becomes a DataError."""
     try:
         yield
     except (ValueError, EOFError, RuntimeError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
-        raise DataError("E-DATA-FORMAT", f"{path} is damaged or of another format: {error}") from error
+        message, private = "a file of the data is damaged or of another format", f"{path}: {error}"
+        raise DataError("E-DATA-FORMAT", message, private=private) from error
     except OSError as error:
-        raise DataError(
-            "E-DATA-MISSING", f"{error.filename or path} cannot be read: {error.strerror or error}"
-        ) from error
+        message = f"a file of the data cannot be read: {error.strerror or type(error).__name__}"
+        raise DataError("E-DATA-MISSING", message, private=str(error.filename or path)) from error

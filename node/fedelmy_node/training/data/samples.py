@@ -88,6 +88,6 @@ def _blocks(
             elif unreadable == "refuse":
                 raise
             else:
-                logger.warning("left out: %s", error.message)
+                logger.warning("left out: %s", error.whole)  # the trainer's own log, which is private
         else:
             yield block, converted

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedelmy_node.domain.federation import Task
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.errors import CATALOGUE, DataError, TrainingError
+from fedelmy_node.errors import DataError, TrainingError
 from fedelmy_node.training.data import Source, parse_source
 from fedelmy_node.training.data.indices import read_indices
 from fedelmy_node.training.data.raw import RawData, load_source
@@ -96,17 +96,17 @@ def class_numbers(names: Sequence[str], present: NDArray[np.int64], classes: Seq
     numbers = np.array([number_of.get(unicodedata.normalize("NFC", name), -1) for name in names], np.int64)
     unknown = [names[label] for label in present if numbers[label] < 0]
     if unknown:
-        others = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        message = f"class {unknown[0]!r}{others} is not among the federation's classes"
-        raise DataError("E-DATA-CLASS", message, hint=_class_hint(unknown[0], classes))
+        # Class names are folder names, and folders are sometimes named after people.
+        message = f"{len(unknown)} class(es) of the site's data are not among the federation's classes"
+        raise DataError("E-DATA-CLASS", message, private=_class_hint(unknown, classes))
     return numbers
 
 
-def _class_hint(unknown: str, classes: Sequence[str]) -> str:
+def _class_hint(unknown: Sequence[str], classes: Sequence[str]) -> str:
     by_folded = {name.casefold(): name for name in classes}
-    close = difflib.get_close_matches(unknown.casefold(), by_folded, n=1)
-    advice = CATALOGUE["E-DATA-CLASS"].advice
-    return f"Did you mean {by_folded[close[0]]!r}? {advice}" if close else advice
+    close = difflib.get_close_matches(unknown[0].casefold(), by_folded, n=1)
+    others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+    return f"{unknown[0]!r}{others}" + (f": did you mean {by_folded[close[0]]!r}?" if close else "")
 
 
 def _site_positions(spec: DataSpec, source: Source, raw: RawData, site: SiteName) -> NDArray[np.int64]:

@@ -1,24 +1,26 @@
-"""The strategies by name. A strategy is one module: a frozen dataclass `Settings` and a function `train`.
+"""The strategies by name. A strategy is one module: a frozen dataclass `Settings`, and `effort` and `train`.
 
-Looking a name up and validating its settings needs no torch, so the daemon and the launcher can do it too.
+Looking a name up, validating its settings and asking what a step takes needs no torch, so the daemon and the launcher
+can do it too.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.suggest import suggestion
-from fedelmy_node.domain.federation import StrategySpec
+from fedelmy_node.domain.federation import Recipe, StrategySpec, Training
 from fedelmy_node.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedelmy_node.training.flat import Weights
     from fedelmy_node.training.work import Work
 
-__all__ = ["StrategyEntry", "STRATEGIES", "Strategy", "strategy_for", "settings_for"]
+__all__ = ["StrategyEntry", "STRATEGIES", "Strategy", "Effort", "strategy_for", "settings_for", "effort_of"]
 
 
 class StrategyEntry(NamedTuple):
@@ -36,11 +38,34 @@ STRATEGIES: Final[Mapping[str, StrategyEntry]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """What a train step takes: a site agrees to it, shows it to its administrator, and makes room for it."""
+
+    members: int
+    """Models that the step fits."""
+    epochs: int
+    """Passes over the training data for each of them."""
+    warmup_epochs: int = 0
+    """Passes before them, for a model that they start from."""
+
+    @property
+    def total_epochs(self) -> int:
+        return self.warmup_epochs + self.members * self.epochs
+
+    @property
+    def longest_fit(self) -> int:
+        return max(self.warmup_epochs, self.epochs)
+
+
 class Strategy(Protocol):
     """What a strategy's module has."""
 
     Settings: type
     """A frozen dataclass: what federation.toml may set under [strategy], with defaults."""
+
+    def effort(self, settings: object, training: Training, *, begins: bool) -> Effort:
+        """What a train step takes; `begins`: no model was received."""
 
     def train(self, work: Work, settings: object) -> Weights:
         """Compute a train step; the result is the step's output."""
@@ -58,3 +83,9 @@ def settings_for(spec: StrategySpec) -> object:
     """The strategy's own settings, validated, with its defaults for what the plan does not say."""
     settings: object = decode(strategy_for(spec.name).Settings, spec.settings, "strategy")
     return settings
+
+
+def effort_of(recipe: Recipe, *, begins: bool) -> Effort:
+    """What a train step of this recipe takes; `begins`: it starts with a new model."""
+    strategy = strategy_for(recipe.strategy.name)
+    return strategy.effort(settings_for(recipe.strategy), recipe.training, begins=begins)

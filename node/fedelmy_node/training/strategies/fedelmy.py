@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from fedelmy_node.domain.federation import Training
 from fedelmy_node.errors import ConfigError
+from fedelmy_node.training.strategies import Effort
 
 if TYPE_CHECKING:
     from fedelmy_node.training.flat import Weights
     from fedelmy_node.training.work import Work
 
-__all__ = ["Settings", "train"]
+__all__ = ["Settings", "effort", "train"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,12 @@ class Settings:
         _require(0 <= self.beta <= 1e6, "beta must not be negative")
 
 
+def effort(settings: Settings, training: Training, *, begins: bool) -> Effort:
+    """A pool, and before it the warm-up of a new model."""
+    warmup = settings.warmup_epochs if begins else 0
+    return Effort(members=settings.pool_size, epochs=training.epochs, warmup_epochs=warmup)
+
+
 def train(work: Work, settings: Settings) -> Weights:
     """Take the received model, or warm a new one up; grow the pool, each from the mean; send the mean."""
     from fedelmy_node.training.distances import Terms, pool_regulariser
@@ -46,10 +54,10 @@ def train(work: Work, settings: Settings) -> Weights:
     s, epochs, members = settings, work.training.epochs, settings.pool_size
     terms = Terms(alpha=s.alpha, beta=s.beta, distance=s.distance, compat=s.compat)
     first = work.received_one()
-    warmup = 0 if first else settings.warmup_epochs
-    work.expect(epochs=warmup + members * epochs)
+    expected = effort(settings, work.training, begins=first is None)
+    work.expect(epochs=expected.total_epochs)
     if first is None:
-        first = work.fit(work.initial, member=0, members=members, epochs=warmup)
+        first = work.fit(work.initial, member=0, members=members, epochs=expected.warmup_epochs)
 
     pool = Pool(first)
     work.keep_member(0, first)

@@ -1,0 +1,64 @@
+"""What people may do with a run as it stands here: start, approve, refuse; and why one expired. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fedelmy_node.domain.events import RunState
+from fedelmy_node.errors import ConsentError, RunError
+from fedelmy_node.store.records import RunRecord
+
+__all__ = ["AHEAD", "check_start", "check_approval", "check_refusal", "refusal_text", "expiry_of"]
+
+AHEAD: Final = (RunState.PENDING, RunState.PREPARED)
+"""Nothing has begun: such a run expires, and can be withdrawn or refused."""
+
+
+def check_start(record: RunRecord) -> None:
+    """An operator may start what is prepared, or try again what failed; on what is under way nothing changes."""
+    _refuse_if_ended(record)
+    if record.state == RunState.PENDING:
+        message = f"run {record.slice.run} waits for the administrator of {record.slice.site}"
+        raise ConsentError("E-CONSENT-APPROVAL", message)
+
+
+def check_approval(record: RunRecord, plan_sha256: str) -> None:
+    """The administrator approves the plan that was shown, not one that took its place meanwhile."""
+    _refuse_if_ended(record)
+    if record.prepared.sha256 != plan_sha256:
+        message = f"run {record.slice.run} has another plan than was shown"
+        raise RunError("E-RUN-CONFLICT", message, hint="Look at it again, then decide.")
+
+
+def check_refusal(record: RunRecord) -> None:
+    """Only what has not begun can be refused: others may wait for what this site has promised."""
+    _refuse_if_ended(record)
+    if record.state not in AHEAD or record.has_begun:
+        message = f"run {record.slice.run} has begun, so it cannot be refused any more"
+        raise RunError("E-RUN-CONFLICT", message, hint="The operator can cancel it; stopping the node stops it here.")
+
+
+def refusal_text(record: RunRecord, reason: str) -> str:
+    """What the operator is told."""
+    return (f"the administrator of {record.slice.site} refused the run" + (f": {reason}" if reason else ""))[:500]
+
+
+def expiry_of(state: RunState) -> tuple[str, str]:
+    """Code and message of a run that waited in this state for too long."""
+    if state == RunState.PENDING:
+        return "E-CONSENT-APPROVAL", "its administrator neither approved nor refused it"
+    return "E-RUN-EXPIRED", "it was never started"
+
+
+def _refuse_if_ended(record: RunRecord) -> None:
+    """Nothing more can become of a run that has ended without being done."""
+    run = record.slice.run
+    if record.code == "E-CONSENT-REFUSED":
+        raise ConsentError("E-CONSENT-REFUSED", record.message)
+    if record.state == RunState.CANCELLED:
+        raise RunError("E-RUN-CANCELLED", f"run {run} was cancelled")
+    if record.state == RunState.ABORTED:
+        raise RunError("E-RUN-ABORTED", f"run {run} was aborted: {record.message}")
+    if record.state == RunState.EXPIRED:
+        lacked = "approved" if record.is_unapproved else "started"
+        raise RunError("E-RUN-EXPIRED", f"run {run} was prepared, but not {lacked} in time")

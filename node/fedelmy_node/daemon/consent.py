@@ -1,0 +1,114 @@
+"""A plan held against `[consent]` of site.toml: pure functions, each refusal with its reason.
+
+A refusal says what was asked, what this site allows, and what its administrator would change to allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from fedelmy_node.config.consent import Consent
+from fedelmy_node.domain.narration import bytes_text
+from fedelmy_node.domain.plan import Slice, Step, StepKind
+from fedelmy_node.errors import ConsentError
+from fedelmy_node.training.strategies import Effort, effort_of
+
+__all__ = ["check_listed", "refuse", "refuse_bundle", "begins_anew", "efforts"]
+
+_SHOWN = 10
+
+
+def check_listed(consent: Consent, site: str, operator: str) -> None:
+    """Refuse an operator whom the site does not list; a site that lists none takes any of the federation."""
+    if consent.operators is not None and operator not in consent.operators:
+        raise ConsentError("E-CONSENT-OPERATOR", f"site {site} does nothing for operator {operator}")
+
+
+def refuse(plan: Slice, consent: Consent) -> None:
+    """Refuse what goes beyond what this site agrees to; all of it at once, under the code of the first."""
+    _raise(list(_refusals(plan, consent)))
+
+
+def refuse_bundle(plan: Slice, consent: Consent, bundle_bytes: int) -> None:
+    """The same for what is known only once a trainer has built the model."""
+    limit = consent.max_bundle_mb
+    if limit is not None and bundle_bytes > limit * 1e6:
+        asked = f"bundles of {bytes_text(bundle_bytes)}"
+        _raise([_refusal("E-CONSENT-LIMIT", plan, asked, f"{limit:g} MB", "max_bundle_mb")])
+
+
+def efforts(plan: Slice) -> list[Effort]:
+    """What every train step of this site takes, at most."""
+    trains = [step for step in plan.steps if step.kind == StepKind.TRAIN]
+    return [effort_of(plan.recipe, begins=begins_anew(plan, step)) for step in trains]
+
+
+def begins_anew(plan: Slice, step: Step) -> bool:
+    """Whether a step begins with a new model, or may have to because everybody before it is skipped."""
+    return not step.needs or any(way.target == step.id and way.source is None for way in plan.shortcuts)
+
+
+def _refusals(plan: Slice, consent: Consent) -> Iterator[ConsentError]:
+    recipe = plan.recipe
+    if not _fits(plan.federation, consent.federations):
+        allowed = _listed(consent.federations, "federations")
+        yield _refusal("E-CONSENT-FEDERATION", plan, f"federation {plan.federation!r}", allowed, "federations")
+    for sender in dict.fromkeys(edge.sender for edge in plan.edges_in):
+        if consent.accept_from is not None and sender not in consent.accept_from:
+            allowed = _listed(consent.accept_from, "senders")
+            yield _refusal("E-CONSENT-ACCEPT", plan, f"bundles from site {sender}", allowed, "accept_from")
+    if not _fits(recipe.model.name, consent.models):
+        allowed = _listed(consent.models, "models")
+        yield _refusal("E-CONSENT-MODEL", plan, f"model {recipe.model.name!r}", allowed, "models")
+    if not _fits(recipe.strategy.name, consent.strategies):
+        allowed = _listed(consent.strategies, "strategies")
+        yield _refusal("E-CONSENT-STRATEGY", plan, f"strategy {recipe.strategy.name!r}", allowed, "strategies")
+    strange = [name for name in recipe.task.classes if not _fits(name, consent.classes)]
+    if strange:
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        asked, allowed = f"class {strange[0]!r}{more}", _listed(consent.classes, "classes")
+        yield _refusal("E-CONSENT-DATA", plan, asked, allowed, "classes")
+    yield from _beyond_limits(plan, consent)
+
+
+def _beyond_limits(plan: Slice, consent: Consent) -> Iterator[ConsentError]:
+    wanted = efforts(plan)
+    limits = (
+        ("max_epochs", "epochs for one model", max((effort.longest_fit for effort in wanted), default=0)),
+        ("max_pool", "models in a pool", max((effort.members for effort in wanted), default=0)),
+        ("max_visits", "train steps in a run", len(wanted)),
+        ("max_total_epochs", "epochs in a run", sum(effort.total_epochs for effort in wanted)),
+        ("max_batch_size", "samples per batch", plan.recipe.training.batch_size),
+        ("max_threads", "CPU threads", plan.recipe.training.threads),
+    )
+    for key, what, asked in limits:
+        limit = getattr(consent, key)
+        if limit is not None and asked > limit:
+            yield _refusal("E-CONSENT-LIMIT", plan, f"{asked} {what}", str(limit), key)
+
+
+def _fits(name: str, patterns: Sequence[str] | None) -> bool:
+    return patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _listed(names: Sequence[str] | None, plural: str) -> str:
+    shown = ", ".join((names or ())[:_SHOWN]) + (", ..." if len(names or ()) > _SHOWN else "")
+    return shown or f"no {plural}"
+
+
+def _refusal(code: str, plan: Slice, asked: str, allowed: str, key: str) -> ConsentError:
+    deed = f"raise {key}" if key.startswith("max_") else f"add it to {key}"
+    return ConsentError(
+        code,
+        f"site {plan.site} is asked for {asked}, and allows {allowed}",
+        hint=f"To allow it, the administrator of {plan.site} would {deed} under [consent] in site.toml and restart.",
+    )
+
+
+def _raise(refusals: list[ConsentError]) -> None:
+    if len(refusals) == 1:
+        raise refusals[0]
+    if refusals:
+        messages, hints = ("; ".join(r.message for r in refusals), " ".join(r.hint for r in refusals))
+        raise ConsentError(refusals[0].code, messages, hint=hints)

@@ -1,0 +1,96 @@
+"""What a caller sends, message by message, as long as it keeps coming.
+
+Both kinds of calls, with one request and with many, are read in this way (on the wire they are the same), so that
+nothing is waited for before the caller was let in, and nothing is waited for without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, Self, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from fedelmy_node.errors import PeerError, TransferError
+from fedelmy_node.rpc.alarms import Alarms
+
+__all__ = ["Inflow", "FIRST_SECONDS", "WINDOW_BYTES"]
+
+FIRST_SECONDS: Final = 20.0
+"""A caller has something to say when it calls: its first message must be there by then."""
+WINDOW_BYTES: Final = 64 << 10
+"""After that, so much must come in every window of `stall_seconds`: with blocks of 1 MiB, one block a minute. A
+slower link brings no model in reasonable time, but could hold a place for years."""
+
+T = TypeVar("T")
+
+
+class Inflow(Generic[T]):
+    """The messages of one call. When too little comes, the call is broken off and E-TRANSFER-STALLED raised."""
+
+    def __init__(
+        self,
+        requests: Iterator[bytes],
+        decode: Callable[[bytes], T],
+        context: grpc.ServicerContext,
+        alarms: Alarms,
+        stall_seconds: float,
+    ) -> None:
+        self._requests = requests
+        self._decode = decode
+        self._context = context
+        self._stall_seconds = stall_seconds
+        self._in_window, self._window_bytes = False, 0
+        self._is_first = True
+        self._waits = False
+        """Whether it is the caller that is waited for, and not our own disk."""
+        self._stalled = False
+        self._alarm = alarms.after(FIRST_SECONDS, self._look)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        self._waits = True
+        try:
+            message = next(self._requests)
+        except (grpc.RpcError, StopIteration) as error:  # a call that is broken off may look like one that has ended
+            if self._stalled:
+                raise self._verdict() from error
+            raise
+        finally:
+            self._waits = False
+        self._is_first = False
+        self._window_bytes += len(message)
+        try:
+            return self._decode(message)
+        except DecodeError as error:
+            raise PeerError("E-PEER-PROTOCOL", "a message is not one of this contract") from error
+
+    def only(self) -> T:
+        """The one message of a call that has one."""
+        try:
+            return next(self)
+        except StopIteration:
+            raise PeerError("E-PEER-PROTOCOL", "a call came without its message") from None
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """No more is expected."""
+        self._alarm.off()
+
+    def _look(self) -> float | None:
+        """Called on the alarms' thread: break the call off, or look again later."""
+        if self._waits and (self._is_first or (self._in_window and self._window_bytes < WINDOW_BYTES)):
+            self._stalled = True
+            self._context.cancel()
+            return None
+        self._in_window, self._window_bytes = True, 0
+        return self._stall_seconds
+
+    def _verdict(self) -> TransferError:
+        if self._is_first:
+            return TransferError("E-TRANSFER-STALLED", f"nothing came within {FIRST_SECONDS:g} s of the call")
+        return TransferError("E-TRANSFER-STALLED", f"too little came within {self._stall_seconds:g} s")

@@ -1,0 +1,146 @@
+"""Walking the audit log: is the chain whole, and what does it say?"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from fedelmy_node.errors import StoreError
+from fedelmy_node.store.audit import BEGINNING, Head, audit_files, line_hash, read_head, read_line
+
+__all__ = ["Verdict", "verify", "entries"]
+
+_MOST_PROBLEMS: Final = 20
+_LINE_BYTES: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a walk along the whole chain found."""
+
+    lines: int = 0
+    first_seq: int = 0
+    since: str = ""
+    until: str = ""
+    head: Head = field(default_factory=lambda: Head(0, BEGINNING))
+    repaired: int = 0
+    """Lines that a crash tore; each is closed by a line that says so."""
+    problems: list[str] = field(default_factory=list)
+    """What is wrong, at most so many; empty if the chain is whole."""
+    expected: bool = False
+    """Whether the hash that was asked for is among its lines."""
+
+
+def verify(root: Path, expect: str = "") -> Verdict:
+    """Every hash, every number, and that the end is the one that was noted; `expect`: a hash, or its beginning."""
+    noted, files = _snapshot(root)
+    walk = _Walk(expect.lower(), noted)
+    for path, size in files:
+        for line, complete in _lines(path, size):
+            walk.take(line, complete=complete)
+    return walk.end()
+
+
+def entries(root: Path) -> Iterator[dict[str, Any]]:
+    """What the log says, oldest first; lines that are not readable are passed over: `verify` names them."""
+    for path, size in _snapshot(root)[1]:
+        for line, _ in _lines(path, size):
+            found = read_line(line)
+            if found is not None:
+                yield found
+
+
+class _Walk:
+    def __init__(self, expect: str, noted: Head | None) -> None:
+        self._expect = expect
+        self._noted = noted
+        self._noted_met = False
+        self._torn = b""
+        self._forgotten = 0
+        self.verdict = Verdict()
+
+    def take(self, line: bytes, *, complete: bool) -> None:
+        verdict, found = self.verdict, read_line(line) if complete else None
+        place, before = f"line {verdict.lines + 1}", verdict.head
+        verdict.lines += 1
+        if found is None:
+            if self._torn:
+                self._problem(place, "is not a line of the log")
+            self._torn = line
+            verdict.head = Head(before.seq, line_hash(line))
+            return
+        place += f" (number {found['seq']})"
+        is_first = not verdict.first_seq
+        if is_first:
+            verdict.first_seq, verdict.since = found["seq"], str(found.get("time", ""))
+        facts = found["facts"] if isinstance(found.get("facts"), dict) else {}
+        if found.get("before") != before.sha256 and not (is_first and not self._torn and found["seq"] > 1):
+            self._problem(
+                place, "does not have the hash of the line before it: one of them was changed, or lines are missing"
+            )
+        if found["act"] == "audit-gap":
+            self._problem(
+                place, f"says that {facts.get('expected_seq')} lines were expected, but {facts.get('found_seq')} found"
+            )
+        elif not is_first and found["seq"] != before.seq + 1:
+            self._problem(place, f"should have the number {before.seq + 1}")
+        if self._torn:
+            if found["act"] == "audit-repaired" and facts.get("torn_bytes") == len(self._torn):
+                verdict.repaired += 1
+            else:
+                self._problem(place, "follows a line that is not one of the log")
+            self._torn = b""
+        if found["act"] == "audit-forgotten" and type(facts.get("through_seq")) is int:
+            self._forgotten = max(self._forgotten, facts["through_seq"])
+        verdict.until = str(found.get("time", ""))
+        verdict.head = Head(found["seq"], line_hash(line))
+        self._noted_met |= verdict.head == self._noted
+        verdict.expected |= bool(self._expect) and verdict.head.sha256.startswith(self._expect)
+
+    def end(self) -> Verdict:
+        verdict = self.verdict
+        if self._torn:  # the daemon closes it with its next line; nothing that was answered for is in it
+            verdict.repaired += 1
+            verdict.lines -= 1
+        if verdict.first_seq > 1 and verdict.first_seq != self._forgotten + 1:
+            self._problem("the beginning", f"is missing: the first line has the number {verdict.first_seq}")
+        if self._noted is None and verdict.lines:
+            self._problem("audit.head", "is missing or not readable")
+        elif self._noted is not None and not self._noted_met:
+            self._problem(
+                "the end", f"is missing or was changed: line number {self._noted.seq} was noted in audit.head"
+            )
+        return verdict
+
+    def _problem(self, place: str, what: str) -> None:
+        if len(self.verdict.problems) < _MOST_PROBLEMS:
+            self.verdict.problems.append(f"{place} {what}")
+
+
+def _snapshot(root: Path) -> tuple[Head | None, list[tuple[Path, int]]]:
+    """The noted end, and how far each file goes, at one moment; what is added meanwhile is left for the next time."""
+    current = audit_files(root)[-1]
+    try:
+        with current.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            noted = read_head(root)
+            return noted, [(path, path.stat().st_size) for path in audit_files(root) if path.exists()]
+    except FileNotFoundError:
+        if read_head(root) is None and len(audit_files(root)) == 1:
+            raise StoreError("E-AUDIT-MISSING", "there is no audit log yet", private=str(current)) from None
+        return read_head(root), [(path, path.stat().st_size) for path in audit_files(root) if path.exists()]
+    except OSError as error:
+        message = f"the audit log cannot be read: {error.strerror}"
+        raise StoreError("E-STORE-DAMAGED", message, private=str(current)) from error
+
+
+def _lines(path: Path, size: int) -> Iterator[tuple[bytes, bool]]:
+    """Each line without its newline, and whether it had one; memory is bounded, whatever is in the file."""
+    left = size
+    with path.open("rb") as file:
+        while left > 0 and (line := file.readline(min(left, _LINE_BYTES))):
+            left -= len(line)
+            yield line.removesuffix(b"\n"), line.endswith(b"\n")

@@ -1,0 +1,513 @@
+"""What the targets work on: a federation with real keys, a run with a journal, and valid messages of every kind."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import grpc
+from federations import make_plan
+from google.protobuf.message import DecodeError
+from mutate import INTERESTING_TEXTS, join_frames, split_frames
+from reports import make_report, origin
+
+from fedelmy_launcher import authority
+from fedelmy_launcher.plans import signed_cancel, signed_slices
+from fedelmy_node.bundles.header import read_header
+from fedelmy_node.config.decode import canonical_json, encode
+from fedelmy_node.daemon.inbox import Inbox
+from fedelmy_node.daemon.preparation import decode_cancel
+from fedelmy_node.domain.events import Event, EventKind, RunState
+from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
+from fedelmy_node.domain.plan import Plan
+from fedelmy_node.domain.reports import (
+    Absent,
+    Health,
+    NeighbourState,
+    NodeDescription,
+    PrunedRun,
+    ResultModel,
+    RunReport,
+    RunSummary,
+    Signed,
+)
+from fedelmy_node.domain.transfer import Offer, Receipt
+from fedelmy_node.errors import CATALOGUE, ConsentError, error_from_code
+from fedelmy_node.identity import keystore
+from fedelmy_node.identity.signing import Purpose, sign
+from fedelmy_node.rpc import convert, services
+from fedelmy_node.rpc.blocks import encode_block, encode_header
+from fedelmy_node.rpc.faults import PROBLEM_KEY, Problem, decode_problem, encode_problem
+from fedelmy_node.rpc.guard import Guard, LocalGuard
+from fedelmy_node.rpc.settings import CLAIM_KEY
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.layout import Layout
+from fedelmy_node.store.records import Prepared, RunRecord, read_slice
+from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
+
+__all__ = ["doors", "request_seeds", "answer_seeds"]
+
+ROOT = "FEDELMY_FUZZ_ROOT"
+"""Environment: where a process makes its directory; whoever started it removes it."""
+RUN, SITE, EDGE = RunId("run-1"), SiteName("south"), EdgeId("train.1@north>train.2@south")
+BLOCK = 1 << 16
+
+
+@cache
+def directory() -> Path:
+    """In memory where that is possible: nothing here has to survive, and disks are slow to say that it does."""
+    root = os.environ.get(ROOT) or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
+    made = Path(tempfile.mkdtemp(prefix="fedelmy-fuzz-", dir=root))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+class Sink(io.StringIO):
+    """Where nobody reads."""
+
+
+# --- a federation ---------------------------------------------------------------------------------------------
+
+
+@cache
+def plan() -> Plan:
+    return make_plan("north", "south", "west", absence={"on_unreachable": "skip", "patience_seconds": 60.0})
+
+
+@cache
+def _ca() -> Path:
+    authority.init(directory() / "ca")
+    return directory() / "ca"
+
+
+@cache
+def _operator() -> keystore.Identity:
+    return keystore.load(_ca() / "operator")
+
+
+def ca_pem() -> bytes:
+    return _operator().ca_pem
+
+
+@cache
+def _bundle() -> bytes:
+    import numpy
+    from safetensors.numpy import save_file
+
+    path = directory() / "bundle.safetensors"
+    save_file({"model/w": numpy.full(50_000, 0.5, numpy.float32), "model/n": numpy.array([7], numpy.int64)}, path)
+    return path.read_bytes()
+
+
+@cache
+def manifest() -> Any:
+    _bundle()
+    return read_header(directory() / "bundle.safetensors").manifest
+
+
+@cache
+def _layout() -> Layout:
+    layout = Layout(directory() / "state")
+    layout.create()
+    return layout
+
+
+@cache
+def journal() -> Journal:
+    made = Journal(_layout().journal, SITE)
+    payload = signed_slices(plan(), None)[SITE].payload
+    made.add_run(
+        Prepared(
+            payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o",
+            manifest=manifest(), report={},
+        )
+    )  # fmt: skip
+    return made
+
+
+def record() -> RunRecord:
+    return journal().run(RUN)
+
+
+@cache
+def _offer() -> Offer:
+    data = _bundle()
+    return Offer(
+        run=RUN, edge=EDGE, size=len(data), sha256=hashlib.sha256(data).hexdigest(), block_bytes=BLOCK,
+        wire_dtype="float32", manifest=manifest(), origin=origin("train.1@north"),
+    )  # fmt: skip
+
+
+# --- a node, as far as messages reach into it -------------------------------------------------------------------
+
+
+class _Node:
+    """Decodes as deep as a node does before it asks who may; answers with the least."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox(journal(), _layout(), lambda run: None)
+
+    def describe(self) -> NodeDescription:
+        return _description()
+
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
+        read_slice(signed.payload)
+        return {}
+
+    def start(self, run: RunId) -> RunState:
+        return journal().run(run).state
+
+    def watch(self, run: RunId, after: int) -> Any:
+        return _Closable(journal().run(run) and journal().events(run, after))
+
+    def cancel(self, signed: Signed) -> RunState:
+        return journal().run(decode_cancel(signed.payload).run).state
+
+    def report(self, run: RunId) -> RunReport:
+        journal().run(run)
+        return make_report(plan(), SITE)
+
+    def tell_neighbour(self, asker: SiteName, run: RunId) -> Any:
+        if asker not in {neighbour.site for neighbour in journal().run(run).slice.neighbours}:
+            raise ConsentError("E-CONSENT-EDGE", "no neighbour")
+        return _Closable([NeighbourState(state=RunState.RUNNING)])
+
+    def begin(self, sender: SiteName, offer: Offer) -> int | Receipt:
+        return self.inbox.begin(sender, offer)
+
+    def receive(self, sender: Any, run: Any, edge: Any, sha256: str, first: int, blocks: Any) -> Receipt:
+        self.inbox.begin(SiteName("north"), _offer())
+        return self.inbox.receive(sender, run, edge, sha256, first, blocks)
+
+    def health(self) -> Health:
+        return Health(serving=True, site=SITE, address="127.0.0.1:1", process=1)
+
+    def runs(self) -> list[RunSummary]:
+        return journal().runs()
+
+    def model(self, run: RunId | None) -> ResultModel:
+        return _model()
+
+    def prune(self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]:
+        return tuple(PrunedRun(run=run, state=journal().run(run).state, size=0) for run in runs)
+
+
+class _Closable:
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def close(self) -> None:
+        pass
+
+
+class _AbortedError(Exception):
+    pass
+
+
+class _Context:
+    """A call of the site north, or of an operator where only operators may call."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self.problem: Problem | None = None
+        self.active = True
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((CLAIM_KEY, self._who),)
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        self.problem = next((decode_problem(value) for key, value in metadata if key == PROBLEM_KEY), None)
+
+    def abort(self, status: grpc.StatusCode, details: str) -> None:
+        raise _AbortedError(status, details)
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def add_callback(self, callback: Any) -> bool:
+        return True
+
+    def is_active(self) -> bool:
+        return self.active
+
+
+def _received(parts: list[bytes], decode: Any, context: _Context) -> Iterator[Any]:
+    """As grpc does it: a message that cannot be decoded ends the call, and the handler's iterator with it."""
+    for part in parts:
+        try:
+            message = decode(part)
+        except (DecodeError, ValueError) as error:
+            context.active = False
+            raise grpc.RpcError from error
+        yield message
+
+
+class _Doors:
+    """The real servicers behind the real guards, without a socket."""
+
+    def __init__(self) -> None:
+        node: Any = _Node()
+        self._handlers: dict[str, Any] = {}
+        services.add_network(self, node, node, node)  # type: ignore[arg-type]
+        services.add_local(self, node)  # type: ignore[arg-type]
+        self._guard = Guard(services.RULES, {rule.budget: 4 for rule in services.RULES.values()}, secure=False)
+        self._local = LocalGuard()
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        self._generic = handlers
+        for handler in handlers:
+            for method in getattr(handler, "_method_handlers", {}):
+                self._handlers[method] = handler._method_handlers[method]
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        self._handlers |= {f"/{service}/{method}": handler for method, handler in handlers.items()}
+
+    def call(self, method: str, data: bytes) -> None:
+        """One call; what a guard answers with an error of ours is raised as that error."""
+        details = type("Details", (), {"method": method, "invocation_metadata": ()})()
+        guard = self._local if "Admin" in method else self._guard
+        handler = guard.intercept_service(lambda _: self._handlers[method], details)
+        context = _Context("operator/operator" if "Control" in method else "site/north")
+        try:
+            if handler.request_streaming:
+                handler.stream_unary(_received(split_frames(data), handler.request_deserializer, context), context)
+            elif handler.response_streaming:
+                for answer in handler.unary_stream(handler.request_deserializer(data), context):
+                    handler.response_serializer(answer)
+            else:
+                handler.response_serializer(handler.unary_unary(handler.request_deserializer(data), context))
+        except _AbortedError as aborted:
+            if context.problem is None:
+                raise AssertionError(f"ended without a problem: {aborted}") from aborted
+            raise error_from_code(context.problem.code, context.problem.message) from aborted
+
+
+@cache
+def doors() -> _Doors:
+    import logging
+
+    logging.disable(logging.CRITICAL)  # a hundred thousand refusals are no news
+    return _Doors()
+
+
+# --- valid inputs -----------------------------------------------------------------------------------------------
+
+
+def _pb(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+@cache
+def plan_seeds() -> list[bytes]:
+    return [signed.payload for signed in signed_slices(plan(), None).values()]
+
+
+@cache
+def cancel_seeds() -> list[bytes]:
+    return [signed_cancel(RUN, reason, None, withdraw=bool(reason)).payload for reason in ("", "wrong classes")]
+
+
+@cache
+def problem_seeds() -> list[bytes]:
+    some = ["E-PEER-BUSY", "E-RUN-UNKNOWN", "E-INTERNAL", "E-NEWER"]
+    return [
+        encode_problem(Problem(code=code, message="what is wrong", hint=getattr(CATALOGUE.get(code), "advice", "")))
+        for code in some
+    ]
+
+
+@cache
+def json_seeds() -> list[bytes]:
+    return [b'{"a":[1,2.5,null,true,"\\u00e9\\ud83d\\ude00"],"b":{"c":-1e10}}', *plan_seeds()[:1]]
+
+
+@cache
+def header_seeds() -> list[bytes]:
+    def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    tables = (
+        {"__metadata__": {"fedelmy": "{}"}, "m/a": entry("F32", [2], 0, 8), "m/b": entry("I64", [2, 1], 8, 24)},
+        {"a": entry("BF16", [2, 6], 0, 24), "empty": entry("F32", [0, 5], 0, 0)},
+    )
+    return [json.dumps(table).encode() for table in tables]
+
+
+@cache
+def small_bundle() -> tuple[bytes, Any]:
+    """A bundle of a few hundred bytes, and its manifest."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    path = directory() / "small.safetensors"
+    save_file({"model/w": numpy.full(60, 0.5, numpy.float32), "model/h": numpy.ones((2, 3), numpy.float16)}, path)
+    return path.read_bytes(), read_header(path).manifest
+
+
+@cache
+def bundle_seeds() -> list[bytes]:
+    whole, _ = small_bundle()
+    return [whole, whole[:-5]]
+
+
+@cache
+def block_seeds() -> list[bytes]:
+    header = transfer_pb2.SendHeader(run=RUN, edge=EDGE, sha256=bytes(32), first_block=0)
+    return [encode_block(0, b"x" * 50, bytes(32)), encode_block(2**40, b"", b""), encode_header(header)]
+
+
+@cache
+def certificate_seeds() -> list[bytes]:
+    return [_operator().certificate_pem, _operator().ca_pem, _operator().certificate_pem + _operator().ca_pem]
+
+
+@cache
+def csr_seeds() -> list[bytes]:
+    home = directory() / "north" / "identity"
+    keystore.init(home, "north", "site")
+    return [(home / "request.csr").read_bytes()]
+
+
+@cache
+def signature_seeds() -> list[bytes]:
+    signature = sign(_operator(), b"payload", purpose=Purpose.PLAN)
+    return [join_frames([signature.value, signature.certificate_pem])]
+
+
+@cache
+def name_seeds() -> list[bytes]:
+    texts = ("north", "run-1", "train.1@north", EDGE, f"{EDGE}/train.1@west", "[::1]:50051", "north=host:1")
+    return [text.encode("utf-8", "replace") for text in (*texts, *INTERESTING_TEXTS)]
+
+
+@cache
+def request_seeds() -> Mapping[str, list[bytes]]:
+    operator = _operator()
+    slices = [convert.signed_to_pb(signed) for signed in signed_slices(plan(), operator).values()]
+    cancel = convert.signed_to_pb(signed_cancel(RUN, "because", operator))
+    run = _pb(control_pb2.ReportRequest(run=RUN))
+    header = transfer_pb2.SendHeader(run=RUN, edge=EDGE, sha256=bytes.fromhex(_offer().sha256), first_block=0)
+    data = _bundle()[:BLOCK]
+    blocks = [encode_header(header), encode_block(0, data, hashlib.sha256(data).digest())]
+    return {
+        "/fedelmy.v1.Control/Describe": [b""],
+        "/fedelmy.v1.Control/Prepare": [_pb(control_pb2.PrepareRequest(slice=s, check_only=True)) for s in slices],
+        "/fedelmy.v1.Control/Start": [_pb(control_pb2.StartRequest(run=RUN))],
+        "/fedelmy.v1.Control/Watch": [_pb(control_pb2.WatchRequest(run=RUN, after=1))],
+        "/fedelmy.v1.Control/Cancel": [_pb(control_pb2.CancelRequest(cancel=cancel))],
+        "/fedelmy.v1.Control/Report": [run],
+        "/fedelmy.v1.Peer/Watch": [_pb(peer_pb2.NeighbourWatch(run=RUN))],
+        "/fedelmy.v1.Transfer/Begin": [_pb(convert.offer_to_pb(_offer()))],
+        "/fedelmy.v1.Transfer/Send": [join_frames(blocks)],
+        "/fedelmy.v1.Admin/Health": [b""],
+        "/fedelmy.v1.Admin/Runs": [b""],
+        "/fedelmy.v1.Admin/Show": [run],
+        "/fedelmy.v1.Admin/Model": [b"", _pb(admin_pb2.ModelRequest(run=RUN))],
+        "/fedelmy.v1.Admin/Prune": [_pb(admin_pb2.PruneRequest(runs=[RUN], older_seconds=60, dry_run=True))],
+    }
+
+
+def _description() -> NodeDescription:
+    return NodeDescription(
+        site=SITE, version="0.1.0", contracts=("fedelmy.v1",), torch="2.6", platform="x86_64", device="cpu",
+        data="digits", peers=("north=127.0.0.1:1",), free_bytes=10**12, clock=1.8e9,
+        runs=(RunSummary(run=RUN, state=RunState.RUNNING, federation="small", changed_at=1.8e9),),
+    )  # fmt: skip
+
+
+def _model() -> ResultModel:
+    recipe = canonical_json(plan().recipe)
+    return ResultModel(
+        run=RUN, site=SITE, path="/x", sha256="ab" * 32, size=70, recipe=recipe, data="digits", indices="",
+        unreadable="fail",
+    )  # fmt: skip
+
+
+@cache
+def event_data() -> Mapping[EventKind, Mapping[str, Any]]:
+    """Data as nodes tell them, one for each kind."""
+    way = {"edge": EDGE, "peer": "north"}
+    place = {"member": 1, "members": 3, "epoch": 2, "epochs": 5}
+    result = {"accuracy": 0.5, "samples": 10, "correct": 5}
+    why = {"code": "E-PEER-UNREACHABLE", "message": "no answer in time"}
+    return {
+        EventKind.RUN: {"state": "running"},
+        EventKind.STEP: {"state": "done", "sha256": "ab" * 32, "bytes": 70, "result": result},
+        EventKind.READY: {"train": 10, "validation": 2, "test": 3, "seconds": 0.5},
+        EventKind.RESUMED: {**place, "batch": 3, "fits": 1},
+        EventKind.BEGUN: {},
+        EventKind.EPOCH: {**place, "phase": "member", "loss": 0.7, "accuracy": 0.9, "eta_seconds": 5.0},
+        EventKind.MEMBER: {**place, "accuracy": 0.9, "seconds": 1.0},
+        EventKind.SENDING: {**way, "bytes": 5, "total": 70},
+        EventKind.SENT: {**way, "bytes": 70, "sha256": "ab" * 32, "seconds": 0.3, "carries": "train"},
+        EventKind.RECEIVED: {**way, "bytes": 70, "sha256": "ab" * 32, "carries": "train"},
+        EventKind.RETRY: {**way, **why, "wait_seconds": 0.5},
+        EventKind.UNREACHABLE: {**why, "peer": "north", "policy": "skip", "patience_seconds": 60.0},
+        EventKind.REACHABLE: {"peer": "north"},
+        EventKind.AROUND: {**way, **why, "steps": ["train.1@north"]},
+        EventKind.WARNING: why,
+    }  # fmt: skip
+
+
+@cache
+def answer_seeds() -> Mapping[str, list[bytes]]:
+    steps = (StepId("train.2@south"), StepId("evaluate.2@south"))
+    events = [
+        Event(seq=i + 1, time=1.8e9, run=RUN, site=SITE, step=steps[i % 2], kind=kind, data=data)
+        for i, (kind, data) in enumerate(event_data().items())
+    ]
+    absent = Absent(
+        site=SiteName("north"),
+        seconds=5.0,
+        on_unreachable="skip",
+        patience_seconds=60.0,
+        code="E-PEER-BUSY",
+        message="x",
+    )
+    reports = [
+        make_report(plan(), "south", origin=origin("train.1@north", without=("train.3@west",), by="south")),
+        make_report(plan(), "north", RunState.RUNNING, absent=(absent,)),
+    ]
+    edges = tuple(edge.id for edge in record().slice.edges_out)
+    cancel = signed_cancel(RUN, "because", _operator())
+    states = [
+        NeighbourState(state=RunState.RUNNING, received=edges, settled=edges, closed=edges[:1], near=edges),
+        NeighbourState(state=RunState.CANCELLED, cancel=cancel),
+        NeighbourState(state=RunState.ABORTED, message="north was out of reach"),
+    ]
+    receipt = convert.receipt_to_pb(Receipt(edge=EDGE, sha256="ab" * 32, size=70))
+    report = canonical_json({"samples": {"train": 10}, "classes": [1, 2], "torch": "2.6"})
+    health = Health(serving=True, site=SITE, address="127.0.0.1:1", process=1, queue=("run-1 train.1@south",))
+    return {
+        "DescribeReply": [_pb(convert.description_to_pb(_description()))],
+        "PrepareReply": [_pb(control_pb2.PrepareReply(report=report))],
+        "StartReply": [_pb(control_pb2.StartReply(state="running"))],
+        "CancelReply": [_pb(control_pb2.CancelReply(state="cancelled"))],
+        "Event": [_pb(convert.event_to_pb(event)) for event in events],
+        "ReportReply": [_pb(convert.report_to_pb(report)) for report in reports],
+        "NeighbourState": [_pb(convert.neighbour_state_to_pb(state)) for state in states],
+        "BeginReply": [_pb(transfer_pb2.BeginReply(receipt=receipt)), _pb(transfer_pb2.BeginReply(resume_from=3))],
+        "Receipt": [_pb(receipt)],
+        "HealthReply": [_pb(convert.health_to_pb(health))],
+        "RunsReply": [_pb(admin_pb2.RunsReply(runs=convert.summaries_to_pb(_description().runs)))],
+        "ModelReply": [_pb(convert.model_to_pb(_model()))],
+        "PruneReply": [_pb(admin_pb2.PruneReply(runs=[admin_pb2.PrunedRun(run=RUN, state="done", size=5)]))],
+    }
+
+
+def encoded_plan() -> Any:
+    """The plan of south as plain JSON, for inputs that are made by hand."""
+    return encode(plan().slice_for(SITE))

@@ -1,0 +1,90 @@
+"""Walking a chain from its head: real nodes with real certificates, each asked for its --peer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from fedelmy_launcher.chain import walk
+from fedelmy_node.config.site import Given, load_site_config
+from fedelmy_node.daemon.node import Node
+from fedelmy_node.domain.names import Address
+from fedelmy_node.errors import IdentityError, PeerError
+from fedelmy_node.identity.keystore import Identity
+
+Identities = Mapping[str, Identity]
+Start = Callable[..., Address]
+
+
+@pytest.fixture
+def start(tmp_path: Path, identities: Identities) -> Iterator[Start]:
+    """Start the node of a site; all end with the test."""
+    running: list[tuple[Node, threading.Thread]] = []
+
+    def begin(name: str, *peers: str, listen: str = "127.0.0.1:0", identity: Identity | None = None) -> Address:
+        state = tmp_path / f"{len(running)}"
+        home = state / "identity"
+        home.mkdir(parents=True)
+        own = identity or identities[name]
+        for file, data in (("key.pem", own.key_pem), ("certificate.pem", own.certificate_pem), ("ca.pem", own.ca_pem)):
+            (home / file).write_bytes(data)
+            (home / file).chmod(0o600)
+        node = Node(load_site_config(Given(state=state, listen=listen, data="digits", peers=peers)))
+        thread = threading.Thread(target=node.serve)
+        running.append((node, thread))
+        thread.start()
+        assert node.ready.wait(20)
+        return Address(node.address)
+
+    yield begin
+    for node, _ in running:
+        node.stop()
+    for _, thread in running:
+        thread.join(20)
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_chain_is_found_from_its_head(start: Start, identities: Identities) -> None:
+    south = start("south")
+    north = start("north", south)
+    chain = walk(north, identities["operator"])
+    assert [(link.site, link.address) for link in chain] == [("north", north), ("south", south)]
+    assert [link.node.data for link in chain] == ["digits", "digits"]
+    assert [link.site for link in walk(south, identities["operator"])] == ["south"]
+
+
+def test_a_circle_is_named(start: Start, identities: Identities) -> None:
+    place = free_address()
+    south = start("south", f"north={place}")
+    head = start("north", f"south={south}", listen=place)
+    with pytest.raises(PeerError, match=r"E-PEER-CHAIN.*circle.*north -> south -> north"):
+        walk(head, identities["operator"])
+
+
+def test_a_fork_is_named(start: Start, identities: Identities) -> None:
+    head = start("north", "south=10.0.0.2:1", "west=10.0.0.3:1")
+    with pytest.raises(PeerError, match=r"E-PEER-CHAIN.*north has several peers.*south=10.0.0.2:1, west=") as caught:
+        walk(head, identities["operator"])
+    assert "federation.toml" in caught.value.hint
+
+
+def test_a_peer_that_is_out_of_reach(start: Start, identities: Identities) -> None:
+    nowhere = free_address()
+    head = start("north", f"south={nowhere}")
+    with pytest.raises(PeerError, match=rf"E-PEER-UNREACHABLE.*north sends to south={nowhere}, but"):
+        walk(head, identities["operator"])
+
+
+def test_another_site_than_the_peer_names(start: Start, identities: Identities) -> None:
+    south = start("south")
+    head = start("north", f"west={south}")
+    with pytest.raises(IdentityError, match=r"E-IDENTITY-SITE.*north sends to west=.*south"):
+        walk(head, identities["operator"])

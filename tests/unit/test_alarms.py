@@ -1,0 +1,33 @@
+"""Looks that come when they are due, again if they ask for it, and not when they were put off."""
+
+from __future__ import annotations
+
+import threading
+
+from fedelmy_node.rpc.alarms import Alarms
+
+
+def test_the_first_due_is_the_first_looked_at() -> None:
+    seen: list[str] = []
+    done = threading.Event()
+    alarms = Alarms()
+    alarms.after(0.2, lambda: (seen.append("late"), done.set())[0])
+    alarms.after(0.05, lambda: seen.append("early"))
+    never = alarms.after(0.1, lambda: seen.append("never"))
+    never.off()
+    assert done.wait(10)
+    assert seen == ["early", "late"]
+
+
+def test_a_look_may_ask_for_another() -> None:
+    looks, done = [0], threading.Event()
+
+    def look() -> float | None:
+        looks[0] += 1
+        if looks[0] == 3:
+            done.set()
+            return None
+        return 0.01
+
+    Alarms().after(0.01, look)
+    assert done.wait(10) and looks == [3]

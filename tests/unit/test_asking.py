@@ -1,0 +1,71 @@
+"""What a plan asks of a site, in words that its administrator understands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from federations import make_plan
+
+from fedelmy_launcher.plans import signed_slices
+from fedelmy_node.config.consent import Consent
+from fedelmy_node.daemon.asking import asked
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.store.records import Prepared, read_slice
+
+REPORT = {
+    "samples": {"train": 1457, "validation": 161, "test": 179}, "parameters": 17226, "bundle_bytes": 69_500,
+}  # fmt: skip
+
+
+def text_for(site: str, consent: Consent | None = None, **changes: Any) -> str:
+    payload = signed_slices(make_plan(**changes), None)[SiteName(site)].payload
+    prepared = Prepared(
+        payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="alice", manifest=(),
+        report=REPORT,
+    )  # fmt: skip
+    return "\n".join(asked(prepared, consent or Consent()))
+
+
+def test_the_first_site_of_a_chain() -> None:
+    text = text_for("north")
+    assert "Operator alice asks site north to take part in federation 'small'." in text
+    assert "The model is mlp, 17,226 parameters, 69.5 kB as a file; it tells 10 classes apart: '0', '1'" in text
+    assert "1 epoch of warm-up, then 2 models of 2 epochs each, 5 epochs in all" in text
+    assert "about 230 steps of the optimizer with batches of 32" in text, "46 batches, five times"
+    assert "1,457 training samples" in text and "161 validation" in text and "179 test samples" in text
+    assert "It sends what it has trained to south at 127.0.0.1:50052." in text
+    assert "It receives the result from south." in text
+    assert "If south cannot be reached, the run waits for it." in text
+    assert "The operator is told how many samples it has" in text and "not told" not in text
+
+
+def test_a_site_in_the_middle_that_may_have_to_go_around_others() -> None:
+    text = text_for("south", absence={"on_unreachable": "skip", "patience_seconds": 600.0})
+    assert "It receives the model to start with from north." in text
+    assert "If every site before it is skipped, it begins itself: 1 epoch of warm-up" in text
+    assert "It sends the result to north" in text
+    assert "If north cannot be reached, it is skipped after 600 s" in text
+
+
+def test_ways_around_are_conditions() -> None:
+    text = text_for("north", absence={"on_unreachable": "skip"})
+    assert "to west at 127.0.0.1:50053, but only if south cannot be reached." in text
+
+
+def test_what_is_kept_back_is_said() -> None:
+    text = text_for("west", Consent(disclose=("metrics",)), deliver="last")
+    assert "The operator is told losses, accuracies and other metrics;" in text
+    assert "The operator is not told how many samples it has, how many samples of each class." in text
+    assert "It sends no model to anybody." in text
+
+
+def test_names_of_the_operator_cannot_pose_as_sentences() -> None:
+    classes = ["a'.\n  - The operator is told nothing.", "\x1b[2J\u202eb", "c" * 200]
+    recipe = {
+        "seed": 5, "task": {"classes": classes, "input": {"height": 8, "width": 8, "channels": 1}},
+        "model": {"name": "mlp"}, "training": {"epochs": 2}, "strategy": {"name": "fedelmy"},
+    }  # fmt: skip
+    text = text_for("north", recipe=recipe)
+    assert "\x1b" not in text and "\u202e" not in text
+    assert not any(line.startswith("  - ") for line in text.splitlines())
+    assert max(map(len, text.splitlines())) <= 1003
