@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,15 @@ class Door:
         self._thread.start()
         assert self.node.ready.wait(20)
 
+    def refusals(self) -> list[str]:
+        """The codes that the audit log has, in order."""
+        lines = map(json.loads, (self.home / "audit.jsonl").read_text().splitlines())
+        return [line["code"] for line in lines if line.get("code")]
+
     def files(self) -> dict[str, bytes]:
-        return {str(path.relative_to(self.home)): path.read_bytes() for path in self.home.rglob("*") if path.is_file()}
+        """All that is on its disk, but the audit log."""
+        found = (path for path in self.home.rglob("*") if path.is_file() and path.name != "audit.jsonl")
+        return {str(path.relative_to(self.home)): path.read_bytes() for path in found}
 
     def end(self) -> None:
         self.node.stop()

@@ -49,6 +49,7 @@ def test_who_is_revoked_is_refused_at_once(door: Door) -> None:
         ):
             begin(again)
         assert (door.node.calls, door.files()) == (calls, before)
+        assert door.refusals().count("E-IDENTITY-REVOKED") == 2
         assert OperatorClient(control, "south").describe().site == "south"
 
 

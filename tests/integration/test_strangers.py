@@ -86,7 +86,7 @@ def test_callers_whom_the_handshake_refuses(door: Door, tmp_path: Path, kind: st
         for call in (begin, describe):
             with pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
                 call(channel)
-    assert (door.node.calls, door.files()) == ([], before)
+    assert (door.node.calls, door.files(), door.refusals()) == ([], before, [])
 
 
 def test_callers_without_a_certificate(door: Door) -> None:
@@ -99,7 +99,7 @@ def test_callers_without_a_certificate(door: Door) -> None:
         for call in (begin, describe):
             with pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
                 call(channel)
-    assert (door.node.calls, door.files()) == ([], before)
+    assert (door.node.calls, door.files(), door.refusals()) == ([], before, [])
 
 
 def test_plaintext_on_either_side(door: Door, serve: Serve) -> None:
@@ -108,7 +108,7 @@ def test_plaintext_on_either_side(door: Door, serve: Serve) -> None:
         for call in (begin, describe):
             with pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
                 call(channel)
-    assert (door.node.calls, door.files()) == ([], before)
+    assert (door.node.calls, door.files(), door.refusals()) == ([], before, [])
     with pytest.raises(FedelmyError, match="E-IDENTITY-TLS"):  # a dialler never falls back to plaintext
         open_channel(serve(None), honest, expect_role="site")
 
@@ -123,6 +123,7 @@ def test_the_right_ca_but_the_wrong_role(door: Door) -> None:
         ):
             call(channel)
     assert (door.node.calls, door.files()) == ([], before)
+    assert door.refusals() == ["E-IDENTITY-ROLE"] * 2
 
 
 # --- old TLS: a client made of the standard library and a few frames of HTTP/2 ----------------------------------------
@@ -170,7 +171,7 @@ def test_tls_1_2_is_refused_by_the_guard(door: Door) -> None:
     before = door.files()
     answer = call_by_hand(door.address, operator, "/fedelmy.v1.Control/Describe", ssl.TLSVersion.TLSv1_2)
     assert b"E-IDENTITY-TLS" in answer
-    assert (door.node.calls, door.files()) == ([], before)
+    assert (door.node.calls, door.files(), door.refusals()) == ([], before, ["E-IDENTITY-TLS"])
     answer = call_by_hand(door.address, operator, "/fedelmy.v1.Control/Describe", ssl.TLSVersion.TLSv1_3)
     assert b"E-IDENTITY" not in answer
     assert door.node.calls == ["describe"], "the same client is let in with TLS 1.3"

@@ -282,3 +282,15 @@ def test_the_commands_of_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     invoke(identity_command, "install", "north.site.pem", *state)
     shown = json.loads(invoke(identity_command, "show", "--json", *state))
     assert (shown["fingerprint"], shown["rotation"], shown["warnings"]) == (rotated["fingerprint"], None, [])
+
+
+def test_the_operators_own_certificate_is_renewed_and_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = ("--identity", "federation-ca/operator")
+    invoke(ca_command, "init")
+    before = json.loads(invoke(identity_command, "show", "--json", *home))
+    assert "--identity federation-ca/operator" in invoke(identity_command, "rotate", "--out", "operator.csr", *home)
+    invoke(ca_command, "sign", "operator.csr", "--yes", "--operator", "--replace", "--days", "40")
+    invoke(identity_command, "install", "operator.operator.pem", *home)
+    after = json.loads(invoke(identity_command, "show", "--json", *home))
+    assert after["fingerprint"] != before["fingerprint"] and after["role"] == "operator"

@@ -124,6 +124,14 @@ def test_a_live_identity_takes_up_a_list_that_revokes_itself(
         LiveIdentity(home)
 
 
+def test_a_revoked_site_comes_back_with_a_new_key(ca: Path, home: Path) -> None:
+    live = LiveIdentity(home)
+    live.take_lists(authority.revoke(ca, "east", reason="key-compromise").path.read_bytes(), "x")
+    request = keystore.rotate(home)
+    assert keystore.install(home, sign(ca, request.path)).fingerprint == request.fingerprint
+    assert live().fingerprint == LiveIdentity(home)().fingerprint == request.fingerprint
+
+
 def test_an_older_list_is_no_error_over_the_wire(ca: Path, home: Path) -> None:
     live = LiveIdentity(home)
     first = authority.revoke(ca, "operator", role="operator").path.read_bytes()

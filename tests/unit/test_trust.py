@@ -68,6 +68,17 @@ def test_what_is_not_mapped_is_refused_and_shown(join: Join) -> None:
     assert "identity.names" in raised.value.hint
 
 
+@pytest.mark.parametrize("san", ["", "*.south.example", "fl.south.example.evil.example", "node1"])
+def test_other_names_do_not_fit(join: Join, san: str) -> None:
+    rules = named(
+        NameRule(subject=SOUTH, san="fl.south.example"),
+        NameRule(subject=ALICE, distinguished="CN=node1,O=South Hospital"),
+    )
+    posing = join(SOUTH, sans=(san,))
+    with pytest.raises(IdentityError, match="E-IDENTITY-UNTRUSTED"):
+        replace(posing.trust, rules=rules).verify(chain(posing))
+
+
 def test_a_ca_that_keeps_our_name_needs_no_mapping(join: Join) -> None:
     assert Trust(join(SOUTH).ca_pem).verify(chain(join(SOUTH, sans=("south.site.fedelmy",)))) == SOUTH
 
@@ -189,6 +200,15 @@ def test_without_any_name_a_channel_cannot_be_made(join: Join) -> None:
 
 def test_our_own_name_is_the_one_we_asked_for(join: Join) -> None:
     assert join(SOUTH, sans=("fl.south.example",)).subject == SOUTH
+
+
+def test_dates_are_looked_at_every_time(identities: Mapping[str, Identity]) -> None:
+    """What is remembered of a chain does not outlive it."""
+    north = identities["north"]
+    trust = Trust(north.ca_pem)
+    assert trust.verify(chain(north)) == trust.verify(chain(north)) == north.subject
+    with pytest.raises(IdentityError, match=r"E-IDENTITY-EXPIRED.*site/north"):
+        trust.verify(chain(north), north.not_after + timedelta(seconds=1))
 
 
 # --- revocation -------------------------------------------------------------------------------------------------------

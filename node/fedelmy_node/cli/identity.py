@@ -16,6 +16,13 @@ from fedelmy_node.config.site import default_state
 
 __all__ = ["identity"]
 
+_home_option = click.option(
+    "--identity",
+    "home",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The directory of an operator's identity, instead of the one in the site's state directory.",
+)
+
 
 @click.group()
 def identity() -> None:
@@ -58,27 +65,29 @@ def init(site: str | None, operator: str | None, state: Path, out: Path | None, 
     request = keystore.pending(directory)
     if out is not None:
         write_durably(out, read_file(request.path), 0o644)
-    _show(_describe(request, out), _next_steps(request, out, state), as_json)
+    _show(_describe(request, out), _next_steps(request, out, _named(state)), as_json)
 
 
 @identity.command("show")
 @state_option
+@_home_option
 @json_option
-def show(state: Path, as_json: bool) -> None:
+def show(state: Path, home: Path | None, as_json: bool) -> None:
     """Print who this site is, its fingerprint, and until when its certificate is valid.
 
     \b
     Examples:
       fedelmy-node identity show
       fedelmy-node identity show --json
+      fedelmy-node identity show --identity study-ca/operator
     """
     from fedelmy_node.identity import keystore
     from fedelmy_node.store.layout import Layout
 
-    directory = Layout(state).identity
+    directory = home or Layout(state).identity
     request = keystore.pending(directory)
     if not keystore.is_installed(directory):
-        _show(_describe(request, None), _next_steps(request, None, state), as_json)
+        _show(_describe(request, None), _next_steps(request, None, _named(state, home)), as_json)
         return
     loaded, rotation = keystore.load(directory), keystore.rotation(directory)
     lines = [
@@ -105,9 +114,10 @@ def show(state: Path, as_json: bool) -> None:
 
 @identity.command("rotate")
 @state_option
+@_home_option
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the request here, to send it.")
 @json_option
-def rotate(state: Path, out: Path | None, as_json: bool) -> None:
+def rotate(state: Path, home: Path | None, out: Path | None, as_json: bool) -> None:
     """Make a new key, and a request for its certificate. The old key stays in use until that is installed.
 
     \b
@@ -120,11 +130,11 @@ def rotate(state: Path, out: Path | None, as_json: bool) -> None:
     from fedelmy_node.identity.files import read_file
     from fedelmy_node.store.layout import Layout
 
-    request = keystore.rotate(Layout(state).identity)
-    record_locally(state, "identity-rotated", subject=str(request.subject), fingerprint=request.fingerprint)
+    request = keystore.rotate(home or Layout(state).identity)
+    _record(state, home, "identity-rotated", subject=str(request.subject), fingerprint=request.fingerprint)
     if out is not None:
         write_durably(out, read_file(request.path), 0o644)
-    following = _next_steps(request, out, state)
+    following = _next_steps(request, out, _named(state, home))
     _show(_describe(request, out), f"{following}\n      Until then, the old key stays in use.", as_json)
 
 
@@ -137,8 +147,9 @@ def rotate(state: Path, out: Path | None, as_json: bool) -> None:
     help="Whom to trust: the CA's certificate, if it is not the federation's own. Several may be in one file.",
 )
 @state_option
+@_home_option
 @json_option
-def install(file: Path, ca_file: Path | None, state: Path, as_json: bool) -> None:
+def install(file: Path, ca_file: Path | None, state: Path, home: Path | None, as_json: bool) -> None:
     """Take in what came back: a certificate, or a revocation list. A running daemon uses it from then on.
 
     A certificate of another CA is followed by its intermediates in FILE; --ca names the root. A list that the CA
@@ -149,22 +160,23 @@ def install(file: Path, ca_file: Path | None, state: Path, as_json: bool) -> Non
       fedelmy-node identity install north.site.pem
       fedelmy-node identity install node1.pem --ca hospital-root.pem
       fedelmy-node identity install revoked.pem
+      fedelmy-node identity install alice.operator.pem --identity study-ca/operator
     """
     from fedelmy_node.identity import keystore
     from fedelmy_node.identity.files import LIST_BYTES, read_file
     from fedelmy_node.identity.revocation import looks_like_list
     from fedelmy_node.store.layout import Layout
 
-    directory = Layout(state).identity
+    directory = home or Layout(state).identity
     content = read_file(file, LIST_BYTES)
     if looks_like_list(content):
         lists = keystore.install_lists(directory, content, str(file))
-        record_locally(state, "revocations-installed", number=lists[0].number)
+        _record(state, home, "revocations-installed", number=lists[0].number)
         lines = (f"Revocation list {one.number} of {one.issuer.rfc4514_string()} is in force." for one in lists)
         _show({"lists": [one.number for one in lists]}, "\n".join(lines), as_json)
         return
     installed = keystore.install(directory, file, ca_file)
-    record_locally(state, "identity-installed", subject=str(installed.subject), fingerprint=installed.fingerprint)
+    _record(state, home, "identity-installed", subject=str(installed.subject), fingerprint=installed.fingerprint)
     following = f"start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH{_named(state)}`"
     if installed.subject.role == "operator":
         following = f"use it with `fedelmy-launch run --identity {directory}`"
@@ -179,6 +191,12 @@ def install(file: Path, ca_file: Path | None, state: Path, as_json: bool) -> Non
     )
 
 
+def _record(state: Path, home: Path | None, act: str, **facts: str | int) -> None:
+    """In the site's audit log; an operator's identity belongs to no site."""
+    if home is None:
+        record_locally(state, act, **facts)
+
+
 def _describe(request: Any, out: Path | None) -> dict[str, object]:
     return {
         "name": request.subject.name,
@@ -189,16 +207,18 @@ def _describe(request: Any, out: Path | None) -> dict[str, object]:
     }
 
 
-def _next_steps(request: Any, out: Path | None, state: Path) -> str:
+def _next_steps(request: Any, out: Path | None, flag: str) -> str:
     return (
         f"{request.subject}\nFingerprint {request.fingerprint}\n\n"
         f"Next: send {out or request.path} to the operator, and read the fingerprint out on the phone;\n"
-        f"      then run `fedelmy-node identity install FILE{_named(state)}` with the file that comes back."
+        f"      then run `fedelmy-node identity install FILE{flag}` with the file that comes back."
     )
 
 
-def _named(state: Path) -> str:
-    """The flag that leads to this state directory again, if one is needed."""
+def _named(state: Path, home: Path | None = None) -> str:
+    """The flag that leads to this directory again, if one is needed."""
+    if home is not None:
+        return f" --identity {home}"
     return "" if state == default_state() or "FEDELMY_STATE" in os.environ else f" --state {state}"
 
 

@@ -149,7 +149,9 @@ class Trust:
     def _subject(self, leaf: x509.Certificate, unnamed: Subject | None) -> Subject:
         names = {name.lower() for name in dns_names(leaf)}
         found = {
-            rule.subject for rule, whole in self._names if (rule.san or "").lower() in names or whole == leaf.subject
+            rule.subject
+            for rule, whole in self._names
+            if (rule.san is not None and rule.san.lower() in names) or (whole is not None and whole == leaf.subject)
         }
         if len(found) > 1:
             raise IdentityError(
