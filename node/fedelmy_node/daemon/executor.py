@@ -254,7 +254,7 @@ class Executor:
             return False
         if not record.state.is_over:
             facts = {"reason": cancel.reason, "operator": cancel.operator}
-            self._record(Act(act="run-cancelled", who=f"site/{site}", run=run, facts=facts))
+            self._record(Act(act="run-cancelled", who=f"site/{site}", run=run, facts=facts, must=False))
         return self._cancel(cancel, signed) == RunState.CANCELLED
 
     def _cancel(self, cancel: Cancel, signed: Signed) -> RunState:

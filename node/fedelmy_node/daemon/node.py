@@ -142,7 +142,12 @@ class Node:
         """Write an act down before it is done; of a call that is being answered, also who makes it from where."""
         call = calling()
         who, origin = act.who or call.who or f"site/{self.site}", act.origin or call.origin
-        self._audit.record(replace(act, who=who, origin=origin))
+        try:
+            self._audit.record(replace(act, who=who, origin=origin))
+        except StoreError as error:
+            if act.must:
+                raise
+            logger.error("cannot be audited: %s", error, extra={"run": act.run, "private": error.private})
 
     def run_ended(self, run: RunId) -> None:
         """The executor says that a run is over here, or forgotten."""
@@ -213,12 +218,7 @@ class Node:
         if known is not None and not known.state.is_over and cancel.plan_id == known.slice.plan_id:
             act = "run-withdrawn" if cancel.withdraw else "run-cancelled"
             facts = {"reason": cancel.reason, "operator": cancel.operator}
-            try:
-                self._record(Act(act=act, run=cancel.run, facts=facts))
-            except StoreError as error:  # ending a run is never refused because of a disk
-                logger.error(
-                    "a cancel cannot be audited: %s", error, extra={"run": cancel.run, "private": error.private}
-                )
+            self._record(Act(act=act, run=cancel.run, facts=facts, must=False))
         return self._executor.cancel(cancel, signed)
 
     def verified_cancel(self, signed: Signed) -> Cancel:

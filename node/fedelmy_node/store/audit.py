@@ -54,6 +54,8 @@ class Act:
     code: str = ""
     facts: Mapping[str, str | int | bool] = field(default_factory=dict)
     """Short; texts from outside are cut and cleaned."""
+    must: bool = True
+    """Whether it may not happen if it cannot be written down; a run can always be ended."""
 
 
 @dataclass(frozen=True, slots=True)
