@@ -11,23 +11,25 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.absence import Absences
 from fedelmy_node.daemon.admission import AHEAD, check_approval, check_refusal, check_start, expiry_of, refusal_text
+from fedelmy_node.daemon.home import Home
 from fedelmy_node.daemon.lookout import Lookout
 from fedelmy_node.daemon.loop import Loop
 from fedelmy_node.daemon.outbox import Outbox
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.preparation import Cancel, decode_cancel
+from fedelmy_node.daemon.repair import undo
 from fedelmy_node.daemon.steps import Steps
 from fedelmy_node.daemon.ways import dead_ends, is_complete, to_send, useless, ways_around
 from fedelmy_node.daemon.words import repeat_lost, take_words
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
-from fedelmy_node.domain.plan import Edge, Shortcut, StepKind
+from fedelmy_node.domain.plan import Edge, Shortcut
 from fedelmy_node.domain.reports import Absent, NeighbourState, Signed
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import FedelmyError, RunError
@@ -35,7 +37,7 @@ from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
 
-__all__ = ["Executor", "Home"]
+__all__ = ["Executor"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,19 +47,6 @@ _ANOTHER_PLAN: Final = "Cancel it with `fedelmy-launch cancel`, which asks the s
 _BEGUN: Final = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
 _LONGEST_SLEEP_SECONDS: Final = 3600.0
 """However far away the next deadline is: clocks are set, and systems limit how long one may wait."""
-
-
-class Home(Protocol):
-    """The node, as far as its executor needs it."""
-
-    def verified_cancel(self, signed: Signed) -> Cancel:
-        """What an operator whom this site listens to has signed; raises if it is nobody's word."""
-
-    def run_ended(self, run: RunId) -> None:
-        """A run is over here, or forgotten."""
-
-    def faulted(self, error: Exception) -> None:
-        """The executor has ended because of this."""
 
 
 class Executor:
@@ -294,15 +283,7 @@ class Executor:
     def _refused(self, run: RunId, edge: Edge, error: FedelmyError) -> None:
         """A hand-over can never work. If our own bundle is damaged, it has to be made or received again."""
         if error.code == "E-STORE-DAMAGED":
-            record = self._journal.run(run)
-            step = record.slice.step(edge.source)
-            while step.kind == StepKind.DELIVER and (source := record.source(step.id, step.needs[0])) is not None:
-                step = record.slice.step(source)
-            if step.kind == StepKind.TRAIN:
-                self._journal.set_step(run, step.id, StepState.FAILED, code=error.code, message=error.message)
-            elif (way := record.way(step.id, step.needs[0])) is not None:
-                self._journal.set_edges(run, [way.id], EdgeState.WAITING)
-                self._journal.set_step(run, step.id, StepState.FAILED, code=error.code, message=error.message)
+            undo(self._journal, self._journal.run(run), edge.source, error)
         self._fail_run(run, error)
 
     def _halt(self, run: RunId) -> None:
