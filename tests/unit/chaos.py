@@ -44,7 +44,7 @@ from fedelmy_node.daemon.courier import Delivered, News, Refused, Retrying, Unne
 from fedelmy_node.daemon.preparation import decode_cancel
 from fedelmy_node.daemon.trainers import Failed, Finished, Progress
 from fedelmy_node.daemon.workspace import Workspace
-from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.reports import NeighbourState, Signed
 from fedelmy_node.domain.transfer import Receipt
@@ -79,10 +79,18 @@ def _slices(policies: tuple[tuple[str, Policy], ...], deliver: str) -> Mapping[S
 
 
 class World(Mishaps):
-    """A chain of sites that have prepared a run; as a context manager, it replaces what is simulated."""
+    """A chain of sites that have prepared a run; as a context manager, it replaces what is simulated.
+
+    At the sites in `pending`, an administrator has to agree first.
+    """
 
     def __init__(
-        self, root: Path, policies: Mapping[str, Policy], deliver: str = "all", choices: Choices | None = None
+        self,
+        root: Path,
+        policies: Mapping[str, Policy],
+        deliver: str = "all",
+        choices: Choices | None = None,
+        pending: str = "",
     ) -> None:
         super().__init__(choices or Choices())
         self.cuts: set[tuple[str, str]] = set()
@@ -92,6 +100,7 @@ class World(Mishaps):
         self._lines: list[Line] = []
         self._patch = pytest.MonkeyPatch()
         self._prepared: dict[str, Prepared] = {}
+        self._pending = pending
         for name, signed in _slices(tuple(policies.items()), deliver).items():
             config = load_site_config(Given(state=root / name, data="digits"))
             layout = Layout(root / name)
@@ -111,7 +120,7 @@ class World(Mishaps):
         self._patch.setattr(device, "Trainer", partial(SimTrainer, self.home))
         self._patch.setattr(inbox, "Arrival", SimArrival)
         for name, site in self.sites.items():
-            site.journal.add_run(self._prepared[name])
+            site.journal.add_run(self._prepared[name], RunState.PENDING if name in self._pending else RunState.PREPARED)
             self.boot(name)
             self._daemon(name).executor.prepared(RUN)
         return self
@@ -149,6 +158,10 @@ class World(Mishaps):
 
     def start(self, name: str) -> None:
         self._ask(name, "start", lambda daemon: daemon.executor.start(RUN))
+
+    def approve(self, name: str) -> None:
+        digest = self._prepared[name].sha256
+        self._ask(name, "approve", lambda daemon: daemon.executor.approve(RUN, digest))
 
     def cancel(self, name: str) -> None:
         word = signed_cancel(RUN, "", "enough", None)

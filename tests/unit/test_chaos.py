@@ -28,10 +28,15 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[World] = []
 
     def world(
-        policy: str, sites: str = "abc", deliver: str = "all", start: str | None = None, **others: Policy
+        policy: str,
+        sites: str = "abc",
+        deliver: str = "all",
+        start: str | None = None,
+        pending: str = "",
+        **others: Policy,
     ) -> World:
         policies = dict.fromkeys(sites, Policy(policy)) | others
-        made.append(World(tmp_path / f"world-{len(made)}", policies, deliver).__enter__())
+        made.append(World(tmp_path / f"world-{len(made)}", policies, deliver, pending=pending).__enter__())
         for name in sites if start is None else start:
             made[-1].start(name)
         return made[-1]
@@ -71,6 +76,32 @@ def crash_at(world: World, monkeypatch: pytest.MonkeyPatch, name: str, *, commit
 
 
 # --- by name -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["wait", "skip", "abort"])
+@pytest.mark.parametrize("site", ["a", "b", "c"])
+def test_others_that_begin_before_a_site_has_agreed_wait_for_its_administrator(
+    make: Make, policy: str, site: str
+) -> None:
+    """However long it takes, and whether or not its daemon is restarted: it answers, so nobody goes around it."""
+    world = make(policy, start="".join({"a", "b", "c"} - {site}), pending=site)
+    world.settle(100)
+    assert (states(world)[site], arrived(world, site)) == ("pending", [])
+    assert step(world, site, "train") == StepState.WAITING
+    world.kill(site)
+    world.boot(site)
+    world.settle(5)
+    assert states(world)[site] == "pending"
+    world.approve(site)
+    world.settle()
+    assert states(world) == dict.fromkeys("abc", "done")
+    assert not problems(world, Ending())
+
+
+def arrived(world: World, name: str) -> list[str]:
+    record = world.sites[name].record
+    assert record is not None
+    return [edge.id for edge in record.slice.edges_in if record.edges[edge.id].state == EdgeState.DONE]
 
 
 @pytest.mark.parametrize("policy", ["wait", "skip", "abort"])
