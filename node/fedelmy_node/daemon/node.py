@@ -46,6 +46,7 @@ from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, InternalError, RunError, StoreError
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.rpc.calling import calling
 from fedelmy_node.rpc.endpoint import Endpoint, LocalEndpoint
 from fedelmy_node.store.audit import Act, AuditLog
@@ -83,7 +84,7 @@ class Node:
         StateLock.refuse_if_held(self._layout)
         self._audit = AuditLog(config.state)
         self._refusals = Refusals(self._audit.note)
-        self._endpoint = Endpoint(config.listen, self._identity, config.stall_seconds, self._refusals)
+        self._endpoint = Endpoint(config.listen, self._identity, config.stall_seconds, self._permit, self._refusals)
         self.address = self._endpoint.address
         self._layout.create()
         self._lock = StateLock(self._layout)
@@ -164,8 +165,10 @@ class Node:
 
     # --- what operators ask -------------------------------------------------------------------------------
 
-    def admit(self, operator: str) -> None:
-        check_listed(self._config.consent, self.site, operator)
+    def _permit(self, subject: Subject) -> None:
+        """Operators whom this site does not list get no answer at all."""
+        if subject.role == "operator":
+            check_listed(self._config.consent, self.site, subject.name)
 
     def describe(self) -> NodeDescription:
         import platform

@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from fedelmy_node.domain.names import Address
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.rpc.calling import Refusal, log_refusal
-from fedelmy_node.rpc.guard import Guard, LocalGuard
+from fedelmy_node.rpc.guard import Guard, LocalGuard, Permit
 from fedelmy_node.rpc.quotas import Budget
 from fedelmy_node.rpc.serve import make_local_server, make_server
 from fedelmy_node.rpc.services import (
@@ -47,10 +47,13 @@ class Endpoint:
         listen: Address,
         identity: LiveIdentity | None,
         stall_seconds: float,
+        permit: Permit,
         on_refusal: Callable[[Refusal], None] = log_refusal,
     ) -> None:
         believe = None if identity is None else lambda: identity().trust
-        guard = Guard(RULES, BUDGETS, believe=believe, stall_seconds=stall_seconds, on_refusal=on_refusal)
+        guard = Guard(
+            RULES, BUDGETS, believe=believe, stall_seconds=stall_seconds, permit=permit, on_refusal=on_refusal
+        )
         self._server, self.address = make_server(listen, identity, interceptors=[guard], workers=guard.workers)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -1,10 +1,10 @@
 """Who may call what: the one interceptor of every server, and it refuses by default.
 
 Of every call it checks, in this order: there is a rule for the method; the connection is TLS 1.3 with a
-certificate of the federation that is valid at this moment; the caller's role is one of the rule's; the
-method's budget has room for this caller. Only then is the request read, with a limit to how slowly it may come. It
-runs the handler and turns what the handler raises into an answer. It cannot check what only a plan knows (which
-edge, which run): handlers do, with `caller`.
+certificate of the federation that is valid at this moment; the caller's role is one of the rule's; this site deals
+with this caller; the method's budget has room for it. Only then is the request read, with a limit to how slowly it
+may come. It runs the handler and turns what the handler raises into an answer. It cannot check what only a plan
+knows (which edge, which run): handlers do, with `caller`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedelmy_node.rpc.inflow import Inflow
 from fedelmy_node.rpc.quotas import Budget, Quotas, TooOftenError
 from fedelmy_node.rpc.settings import CLAIM_KEY
 
-__all__ = ["Rule", "Guard", "LocalGuard", "caller", "recheck"]
+__all__ = ["Rule", "Permit", "Guard", "LocalGuard", "caller", "recheck"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ _Send = Callable[[Any], None]
 """Sends one answer; None ends the call."""
 Believe = Callable[[], Trust]
 """Whom this node believes at this moment."""
+Permit = Callable[[Subject], None]
+"""Raises if the site wants nothing to do with this caller, whoever certified it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +97,7 @@ class Guard(grpc.ServerInterceptor):
         *,
         believe: Believe | None,
         stall_seconds: float = 60.0,
+        permit: Permit = lambda _: None,
         on_refusal: Callable[[Refusal], None] = log_refusal,
     ) -> None:
         """`believe` is asked at every call; None is `--insecure`: callers are who they say."""
@@ -105,6 +108,7 @@ class Guard(grpc.ServerInterceptor):
         self._alarms = Alarms()
         self._patience = self._alarms, stall_seconds
         self._believe = believe
+        self._permit = permit
         self._on_refusal = on_refusal
         self.workers: Final = self._quotas.at_once + _REFUSING_THREADS
         """How many threads a server needs so that every call within the budgets runs at once."""
@@ -149,6 +153,7 @@ class Guard(grpc.ServerInterceptor):
             raise IdentityError(
                 "E-IDENTITY-ROLE", f"{subject} may not call {method}: it is for {' and '.join(rule.roles)}"
             )
+        self._permit(subject)
         return subject
 
     def _hold(self, context: grpc.ServicerContext, send: _Send, error: TooOftenError) -> None:

@@ -82,9 +82,6 @@ class Stream(Protocol[T_co]):
 class ControlHandler(Protocol):
     """What an operator may ask."""
 
-    def admit(self, operator: str) -> None:
-        """Whether this site answers this operator at all; asked before everything else."""
-
     def describe(self) -> NodeDescription: ...
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer: ...
     def start(self, run: RunId) -> RunState: ...
@@ -126,35 +123,31 @@ class _Control(control_pb2_grpc.ControlServicer):
         self._handler = handler
 
     def Describe(self, request: control_pb2.DescribeRequest, context: Context) -> control_pb2.DescribeReply:
-        return convert.description_to_pb(self._admitted(context).describe())
+        return convert.description_to_pb(self._handler.describe())
 
     def Prepare(self, request: control_pb2.PrepareRequest, context: Context) -> control_pb2.PrepareReply:
         signed, operator = convert.signed_from_pb(request.slice), caller(context).name
-        answer = self._admitted(context).prepare(signed, operator, check_only=request.check_only)
+        answer = self._handler.prepare(signed, operator, check_only=request.check_only)
         return control_pb2.PrepareReply(report=canonical_json(answer.report), state=answer.state)
 
     def Start(self, request: control_pb2.StartRequest, context: Context) -> control_pb2.StartReply:
         concern(request.run)
-        return control_pb2.StartReply(state=self._admitted(context).start(asked_run(request.run)))
+        return control_pb2.StartReply(state=self._handler.start(asked_run(request.run)))
 
     def Watch(self, request: control_pb2.WatchRequest, context: Context) -> Iterator[control_pb2.Event]:
         concern(request.run)
-        stream = self._admitted(context).watch(asked_run(request.run), request.after)
+        stream = self._handler.watch(asked_run(request.run), request.after)
         if context.add_callback(stream.close):
             for event in stream:
                 recheck(context)  # a run may outlast the certificate of whoever watches it
                 yield convert.event_to_pb(event)
 
     def Cancel(self, request: control_pb2.CancelRequest, context: Context) -> control_pb2.CancelReply:
-        return control_pb2.CancelReply(state=self._admitted(context).cancel(convert.signed_from_pb(request.cancel)))
+        return control_pb2.CancelReply(state=self._handler.cancel(convert.signed_from_pb(request.cancel)))
 
     def Report(self, request: control_pb2.ReportRequest, context: Context) -> control_pb2.ReportReply:
         concern(request.run)
-        return convert.report_to_pb(self._admitted(context).report(asked_run(request.run)))
-
-    def _admitted(self, context: Context) -> ControlHandler:
-        self._handler.admit(caller(context).name)
-        return self._handler
+        return convert.report_to_pb(self._handler.report(asked_run(request.run)))
 
     def Revoke(self, request: control_pb2.RevokeRequest, context: Context) -> control_pb2.RevokeReply:
         if len(request.list) > LIST_BYTES:
