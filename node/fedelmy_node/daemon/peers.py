@@ -11,7 +11,6 @@ from fedelmy_node.domain.plan import Edge, Slice, StepKind
 from fedelmy_node.errors import ConsentError, FedelmyError
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.rpc.clients import PeerClient
-from fedelmy_node.rpc.dial import open_channel, probe
 
 __all__ = ["Peers"]
 
@@ -43,6 +42,8 @@ class Peers:
 
     def connect(self, plan: Slice, site: SiteName) -> PeerClient:
         """A new connection to a neighbour of this plan, whose certificate was checked; the caller closes it."""
+        from fedelmy_node.rpc.dial import open_channel  # and with it ssl, which an idle daemon does not need
+
         channel = open_channel(
             self._address(plan, site),
             self._identity() if self._identity else None,
@@ -81,6 +82,8 @@ class Peers:
     def _name_of(self, peer: PeerAddress) -> SiteName | None:
         if self._identity is None:
             return None
+        from fedelmy_node.rpc.dial import probe
+
         try:
             seen = probe(peer.address, self._identity(), expect_role="site")
         except FedelmyError as error:
@@ -91,6 +94,8 @@ class Peers:
         return seen.subject.name
 
     def _probe(self, plan: Slice, site: SiteName, address: Address) -> None:
+        from fedelmy_node.rpc.dial import probe
+
         assert self._identity is not None
         try:
             probe(address, self._identity(), expect_site=site, expect_role="site")

@@ -12,10 +12,25 @@
 
 Two variables are set before grpc is imported, unless the user set them: grpc's own log lines would mix with
 ours (every failure is raised with a code anyway), and its own DNS resolver would differ from the system's,
-which the pre-flight uses, so that a name could pass the pre-flight and then not be found.
+which the pre-flight uses, so that a name could pass the pre-flight and then not be found. And grpc is imported
+here without what it brings along and nothing here uses: its half for asyncio, and asyncio's for ssl. Together they
+are 2 MB, and an idle daemon is small; `ssl` itself is loaded by the pre-flight, when somebody is dialled.
 """
 
 import os
+import sys
+from types import ModuleType
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
+
+if "grpc" not in sys.modules:
+    sys.modules["grpc.aio"] = ModuleType("grpc.aio")
+    blocked = "ssl" not in sys.modules
+    if blocked:
+        sys.modules["ssl"] = None  # type: ignore[assignment]
+    try:
+        import grpc  # noqa: F401
+    finally:
+        if blocked:
+            del sys.modules["ssl"]
