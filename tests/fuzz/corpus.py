@@ -196,7 +196,7 @@ def large() -> Iterator[tuple[str, Callable[[], bytes]]]:
     yield "json", lambda: b"[" + b"1e9," * (room // 4) + b"1]"
     yield "cancel", lambda: b'{"run":"run-1","reason":"' + b"x" * room + b'"}'
     entry = '"%d":{"dtype":"U8","shape":[],"data_offsets":[%d,%d]}'
-    yield "bundle header", lambda: b"{%s}" % ",".join(entry % (i, i, i + 1) for i in range(room // 65)).encode()
+    yield "bundle header", lambda: b"{%s}" % ",".join(entry % (i, i, i + 1) for i in range(room // 130)).encode()
     yield "bundle stream", lambda: room.to_bytes(8, "little") + b'{"a":' + b" " * (room - 7) + b"1}"
     yield "request Transfer/Begin", lambda: b"\x3a\x00" * (room // 2)
     yield "answer NeighbourState", lambda: b"\x12\x00" * (room // 2)

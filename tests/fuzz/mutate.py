@@ -11,8 +11,10 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["mutate", "INTERESTING_NUMBERS", "INTERESTING_TEXTS"]
+__all__ = ["mutate", "split_frames", "join_frames", "INTERESTING_NUMBERS", "INTERESTING_TEXTS"]
 
+LONGEST_BYTES: Final = 1 << 18
+"""Inputs that fill a message are in the corpus; here, many small ones find more than few large ones."""
 INTERESTING_NUMBERS: Final[tuple[Any, ...]] = (
     0, -1, 1, 2, 7, 255, 256, 2**31 - 1, 2**31, -(2**31), 2**32, 2**53, 2**62, 2**63 - 1, 2**63, -(2**63), 2**64 - 1,
     2**64, 10**40, 10**400, 0.5, -0.0, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), True, False,
@@ -33,8 +35,8 @@ def mutate(data: bytes, chance: random.Random, form: str) -> bytes:
     }  # fmt: skip
     for _ in range(chance.choice((1, 1, 1, 2, 3, 5))):
         way = ways[form] if chance.random() < 0.8 else _bytes
-        data = way(data, chance)
-    return data[: 1 << 18]
+        data = way(data, chance)[:LONGEST_BYTES]
+    return data
 
 
 def _bytes(data: bytes, chance: random.Random) -> bytes:
