@@ -1,0 +1,29 @@
+"""docs/security.md maps threats to tests: each of them must exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "security.md").read_text("utf-8")
+FOLDERS = {"u": "unit", "i": "integration", "e": "e2e"}
+NAMED = sorted(set(re.findall(r"`([uie])/(\w+\.py)(?:::(\w+))?`", PAGE)))
+
+
+@pytest.mark.parametrize(("folder", "file", "name"), NAMED, ids=lambda part: part or "all")
+def test_the_test_that_is_named_exists(folder: str, file: str, name: str) -> None:
+    path = ROOT / "tests" / FOLDERS[folder] / file
+    tree = ast.parse(path.read_text("utf-8"))
+    assert not name or name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_threat_names_one() -> None:
+    threats = PAGE.partition("## Threats")[2].partition("## Limits")[0]
+    rows = [line for line in threats.splitlines() if line.startswith("|") and "---" not in line]
+    rows = [row for row in rows if not row.endswith("| test |")]
+    assert len(rows) > 40
+    assert [row for row in rows if not re.search(r"`([uie]/\w+\.py|bench/)", row)] == []
