@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from federations import make_plan
 from reports import make_report
+from scene import event_data
 from small_recipes import job, recipe
 
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.daemon.disclosure import KEYS, Disclosed
+from fedelmy_node.domain.event_data import check_event_data
 from fedelmy_node.domain.events import Event, EventKind
 from fedelmy_node.domain.names import SiteName, run_id
+from fedelmy_node.domain.narration import narrate
 from fedelmy_node.errors import DataError, StoreError, TrainingError
 from fedelmy_node.training.step import load, run
 from fedelmy_node.training.stopping import Stopping, Terminated
@@ -53,6 +56,14 @@ def test_ratios_without_their_counts_are_rounded() -> None:
     assert METRICS.data({"member_accuracies": [0.123456, None]}) == {"member_accuracies": [0.12, None]}
     without_classes = Disclosed(Consent(disclose=("sample-counts", "metrics")))
     assert without_classes.data(EVALUATION)["balanced_accuracy"] == 0.94
+
+
+@pytest.mark.parametrize("kind", EventKind)
+def test_an_event_of_which_numbers_were_kept_back_is_still_one(kind: EventKind) -> None:
+    """A launcher that refused it would never hear that the run has ended."""
+    sure = {key: value for key, value in event_data()[kind].items() if KEYS.get(key) == frozenset()}
+    check_event_data(kind, sure)
+    narrate(event(kind, **sure))
 
 
 def test_a_key_that_nobody_classified_stays() -> None:
