@@ -70,6 +70,8 @@ class Signed:
     path: Path
     """The one file to send back: the certificate, then the CA's."""
     not_after: datetime
+    old_keys: tuple[str, ...] = ()
+    """Fingerprints of the name's other keys, whose certificates are still valid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +147,7 @@ def sign(
     with open_register(directory) as register:
         _refuse_revoked_key(register, request)
         _refuse_other_key(register, request, replace)
+        valid = [each for each in _own(request.subject, register.certified()) if each.state == "valid"]
         leaf = _leaf(request, key, ca, days)
         register.append(leaf, request)
     write_durably(out, to_pem(leaf) + to_pem(ca), 0o644)
@@ -153,6 +156,7 @@ def sign(
         fingerprint=request.fingerprint,
         path=out,
         not_after=leaf.not_valid_after_utc,
+        old_keys=tuple(dict.fromkeys(e.fingerprint for e in valid if e.issued.key != request.full_fingerprint)),
     )
 
 
@@ -171,13 +175,22 @@ def certified(directory: Path) -> tuple[Certified, ...]:
 
 
 def revoke(
-    directory: Path, name: str, *, role: Role = "site", serials: Sequence[str] = (), reason: str = "unspecified"
+    directory: Path,
+    name: str,
+    *,
+    role: Role = "site",
+    keys: Sequence[str] = (),
+    serials: Sequence[str] = (),
+    reason: str = "unspecified",
 ) -> Revoked:
-    """Revoke certificates of a name, all that are valid or those with these serial numbers, and write the list anew."""
+    """Revoke certificates of a name, and write the list anew.
+
+    All that are valid, or those for the keys with these fingerprints and those with these serial numbers.
+    """
     key, ca = _load(directory)
     subject = Subject.of(name, role)
     with open_register(directory) as register:
-        chosen = _chosen(subject, register.certified(), serials)
+        chosen = _chosen(subject, register.certified(), keys, serials)
         before, now = register.revocations, datetime.now(UTC)
         number = before.number + 1 if before else 1
         # Sites get lists by hand, so none is ever out of date; a newer one simply replaces it.
@@ -265,16 +278,26 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _chosen(subject: Subject, known: Sequence[Certified], serials: Sequence[str]) -> list[Issued]:
-    """What is to be revoked; a serial number that fits nothing, or more than one, is refused."""
-    own = [each for each in known if (each.issued.name, each.issued.role) == (subject.name, subject.role)]
-    valid = [each.issued for each in own if each.state == "valid"]
+def _own(subject: Subject, known: Sequence[Certified]) -> list[Certified]:
+    return [each for each in known if (each.issued.name, each.issued.role) == (subject.name, subject.role)]
+
+
+def _chosen(subject: Subject, known: Sequence[Certified], keys: Sequence[str], serials: Sequence[str]) -> list[Issued]:
+    """What is to be revoked; a key that has nothing, and a serial number that fits not exactly one, are refused."""
+    own = [each for each in _own(subject, known) if each.state == "valid"]
+    valid = [each.issued for each in own]
     hint = "`fedelmy-launch ca list` shows what was signed, and its state."
     if not valid:
         raise IdentityError("E-IDENTITY-MISSING", f"{subject} has no valid certificate of this CA", hint=hint)
-    if not serials:
+    if not keys and not serials:
         return valid
-    chosen = []
+    chosen: list[Issued] = []
+    for key in keys:
+        of_key = [each.issued for each in own if each.fingerprint == key.strip().upper()]
+        if not of_key:
+            message = f"{subject} has no valid certificate for a key with the fingerprint {key!r}"
+            raise IdentityError("E-IDENTITY-MISSING", message, hint=hint)
+        chosen += [line for line in of_key if line not in chosen]
     for serial in serials:
         digits = serial.lower().replace(":", "").removeprefix("0x").lstrip("0")
         found = [line for line in valid if len(digits) >= _SERIAL_DIGITS and line.serial.startswith(digits)]

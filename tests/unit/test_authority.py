@@ -234,6 +234,23 @@ def test_one_certificate_of_a_name_can_be_revoked(ca: Path, tmp_path: Path) -> N
     assert states[old.serial] == ("revoked", "superseded") and states[new.serial] == ("valid", None)
 
 
+def test_an_old_key_goes_with_all_its_certificates(ca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been renewed: then one serial number would not be enough. `sign` says what to type."""
+    monkeypatch.chdir(tmp_path)
+    certify(ca, tmp_path / "old")
+    authority.sign(ca, tmp_path / "old" / "request.csr", tmp_path / "renewed.pem")
+    new = request_of(tmp_path / "new")
+    old = keystore.pending(tmp_path / "old").fingerprint
+    said = invoke(ca_command, "sign", new, "--dir", ca, "--replace", "--yes")
+    command = f"ca revoke north --key {old} --reason superseded --dir {ca}"
+    assert f"`fedelmy-launch {command}`" in said
+    invoke(ca_command, *command.split()[1:])
+    assert [e.state for e in authority.certified(ca) if e.issued.name == "north"] == ["revoked", "revoked", "valid"]
+    assert "stays valid" not in invoke(ca_command, "sign", new, "--dir", ca, "--yes")
+    with pytest.raises(FedelmyError, match=r"E-IDENTITY-MISSING.*fingerprint"):
+        authority.revoke(ca, "north", keys=[old])
+
+
 def test_a_revoked_key_is_not_certified_again(ca: Path, tmp_path: Path) -> None:
     certify(ca, tmp_path / "north")
     authority.revoke(ca, "north")
