@@ -283,6 +283,23 @@ def test_a_site_takes_a_list_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert json.loads(invoke(identity_command, "show", "--json", *state))["lists"] == [1]
 
 
+def test_who_was_revoked_still_sees_who_he_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And which new key waits: the administrator is in the middle of getting out of it."""
+    monkeypatch.chdir(tmp_path)
+    state = ("--state", "north")
+    invoke(ca_command, "init")
+    invoke(identity_command, "init", "--site", "north", *state, "--out", "north.csr")
+    invoke(ca_command, "sign", "north.csr", "--yes")
+    assert "Next: start" in invoke(identity_command, "install", "north.site.pem", *state)
+    assert "from now on" in invoke(identity_command, "install", "north.site.pem", *state)
+    invoke(ca_command, "revoke", "north")
+    invoke(identity_command, "install", "federation-ca/revoked.pem", *state)
+    rotated = json.loads(invoke(identity_command, "rotate", "--json", *state))
+    shown = CliRunner().invoke(identity_command, ["show", *state])
+    assert "site/north" in shown.output and rotated["fingerprint"] in shown.output
+    assert isinstance(shown.exception, IdentityError) and shown.exception.code == "E-IDENTITY-REVOKED"
+
+
 def test_the_commands_of_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     state = ("--state", "north")

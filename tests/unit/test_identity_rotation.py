@@ -120,6 +120,8 @@ def test_a_live_identity_takes_up_a_list_that_revokes_itself(
         assert live.take_lists(authority.revoke(ca, "east").path.read_bytes(), "operator alice") == 1
     assert live().trust.lists[0].number == 1
     assert "E-IDENTITY-REVOKED" in caplog.text and "operator alice" in caplog.text
+    (warning,) = live().warnings()  # what `health` shows
+    assert warning.startswith("others refuse this site: E-IDENTITY-REVOKED")
     with pytest.raises(IdentityError, match="E-IDENTITY-REVOKED"):
         LiveIdentity(home)
 

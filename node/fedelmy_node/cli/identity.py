@@ -89,13 +89,15 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
     if not keystore.is_installed(directory):
         _show(_describe(request, None), _next_steps(request, None, _named(state, home)), as_json)
         return
-    loaded, rotation = keystore.load(directory), keystore.rotation(directory)
+    loaded, rotation = keystore.examine(directory), keystore.rotation(directory)
+    if loaded.flaw is not None and as_json:
+        raise loaded.flaw
     lines = [
         str(loaded.subject),
         f"Fingerprint {loaded.fingerprint}",
         f"Valid until {loaded.not_after:%Y-%m-%d %H:%M} UTC",
         *(f"Revocation list {one.number} of {one.issuer.rfc4514_string()}" for one in loaded.trust.lists),
-        *(f"Warning: {warning}" for warning in loaded.warnings()),
+        *(f"Warning: {warning}" for warning in loaded.warnings() if loaded.flaw is None),
     ]
     if rotation is not None:
         lines += ["", f"A new key waits for its certificate: {rotation.fingerprint}, request {rotation.path}"]
@@ -110,6 +112,8 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
         "\n".join(lines),
         as_json,
     )
+    if loaded.flaw is not None:
+        raise loaded.flaw
 
 
 @identity.command("rotate")
@@ -175,18 +179,21 @@ def install(file: Path, ca_file: Path | None, state: Path, home: Path | None, as
         lines = (f"Revocation list {one.number} of {one.issuer.rfc4514_string()} is in force." for one in lists)
         _show({"lists": [one.number for one in lists]}, "\n".join(lines), as_json)
         return
+    renewed = keystore.is_installed(directory)
     installed = keystore.install(directory, file, ca_file)
     _record(state, home, "identity-installed", subject=str(installed.subject), fingerprint=installed.fingerprint)
-    following = f"start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH{_named(state)}`"
+    following = f"Next: start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH{_named(state)}`."
+    if renewed:
+        following = "A node that runs uses it from now on."
     if installed.subject.role == "operator":
-        following = f"use it with `fedelmy-launch run --identity {directory}`"
+        following = f"Next: use it with `fedelmy-launch run --identity {directory}`."
     _show(
         {
             "name": installed.subject.name,
             "role": installed.subject.role,
             "not_after": installed.not_after.isoformat(),
         },
-        f"Installed for {installed.subject}, valid until {installed.not_after:%Y-%m-%d}.\n\nNext: {following}.",
+        f"Installed for {installed.subject}, valid until {installed.not_after:%Y-%m-%d}.\n\n{following}",
         as_json,
     )
 

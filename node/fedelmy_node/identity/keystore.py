@@ -55,6 +55,7 @@ __all__ = [
     "install_lists",
     "is_installed",
     "load",
+    "examine",
     "read_key",
     "encode_key",
 ]
@@ -89,6 +90,8 @@ class Identity:
     """When the certificate expires."""
     fingerprint: str
     """Of the key, in the short form."""
+    flaw: IdentityError | None = field(default=None, repr=False)
+    """Why others will not believe it."""
 
     @property
     def ca_pem(self) -> bytes:
@@ -107,7 +110,9 @@ class Identity:
             for one in self.trust.lists
             if one.is_stale(now)
         )
-        return ((expiry,) if expiry else ()) + tuple(stale)
+        refused = self.flaw is not None and self.flaw.code != "E-IDENTITY-EXPIRED"  # of that, `expiry` speaks
+        flaws = (f"others refuse this site: {self.flaw}",) if refused else ()
+        return flaws + ((expiry,) if expiry else ()) + tuple(stale)
 
 
 def init(directory: Path, name: str, role: Role) -> str:
@@ -167,7 +172,15 @@ def install(directory: Path, certificate_file: Path, ca_file: Path | None = None
         prefix = _NEXT
     chain = (leaf, *(other for other in others if other.issuer != other.subject))
     ca_pem = _authorities(directory, [o for o in others if o.issuer == o.subject], certificate_file, ca_file)
-    subject = _trust(directory, TrustRules(), chain, ca_pem).verify(chain, unnamed=request.subject)
+    try:
+        subject = _trust(directory, TrustRules(), chain, ca_pem).verify(chain, unnamed=request.subject)
+    except IdentityError as error:
+        if error.code != "E-IDENTITY-UNTRUSTED" or ca_file is None:
+            raise
+        hint = "FILE must hold the certificate, then all its intermediates; --ca names the root that they lead to."
+        raise IdentityError(
+            error.code, f"{certificate_file} does not lead to {ca_file}: {error.message}", hint=hint
+        ) from error
     if subject != request.subject:
         raise IdentityError(
             "E-IDENTITY-MISMATCH", f"{certificate_file} names {subject}, but {request.subject} was asked for"
@@ -186,7 +199,7 @@ def install(directory: Path, certificate_file: Path, ca_file: Path | None = None
 def install_lists(directory: Path, pem: bytes, origin: str) -> tuple[RevocationList, ...]:
     """Take in revocation lists that our CA signed; a list never replaces a newer one. Returns those in force."""
     with locked(directory):  # a daemon and a command may both bring one
-        trust = _read(directory, TrustRules())[0].trust
+        trust = examine(directory).trust
         offered, lists = trust.offered(pem, origin)
         for one in offered:
             held = trust.number(one.issuer)
@@ -207,14 +220,14 @@ def is_installed(directory: Path) -> bool:
 
 def load(directory: Path, rules: TrustRules | None = None) -> Identity:
     """The installed identity, checked as a peer would check it: key, CA's signature, dates, revocation, name."""
-    identity, flaw = _read(directory, rules or TrustRules())
-    if flaw is not None:
-        raise flaw
+    identity = examine(directory, rules)
+    if identity.flaw is not None:
+        raise identity.flaw
     return identity
 
 
-def _read(directory: Path, rules: TrustRules) -> tuple[Identity, IdentityError | None]:
-    """The installed identity, and why others will not believe it."""
+def examine(directory: Path, rules: TrustRules | None = None) -> Identity:
+    """The installed identity, even one that others will not believe."""
     _require(directory)
     if not is_installed(directory):
         raise IdentityError(
@@ -224,7 +237,7 @@ def _read(directory: Path, rules: TrustRules) -> tuple[Identity, IdentityError |
             "then run `fedelmy-node identity install FILE` with the file that comes back.",
         )
     key_pem, chain = _pair(directory)
-    trust = _trust(directory, rules, chain)
+    trust = _trust(directory, rules or TrustRules(), chain)
     unnamed = _asked(directory)
     flaw = None
     try:
@@ -234,15 +247,15 @@ def _read(directory: Path, rules: TrustRules) -> tuple[Identity, IdentityError |
             raise
         flaw, subject = error, trust.holder(chain, unnamed)
     leaf = chain[0]
-    identity = Identity(
+    return Identity(
         subject=subject,
         key_pem=key_pem,
         certificate_pem=b"".join(map(to_pem, chain)),
         trust=trust,
         not_after=leaf.not_valid_after_utc,
         fingerprint=fingerprint(public_key(leaf)),
+        flaw=flaw,
     )
-    return identity, flaw
 
 
 class LiveIdentity:
@@ -290,15 +303,15 @@ class LiveIdentity:
 
     def _reload(self) -> None:
         try:
-            self._identity, flaw = _read(self._directory, self._rules)
+            self._identity = examine(self._directory, self._rules)
             if self._look() != self._seen:  # files changed meanwhile: both halves must be of one moment
                 self._seen = self._look()
-                self._identity, flaw = _read(self._directory, self._rules)
+                self._identity = examine(self._directory, self._rules)
         except FedelmyError as error:
             _log.error("changed identity not used: %s", error.code, extra={"private": error.whole})
         else:
-            if flaw is not None:
-                _log.error("others will refuse this site: %s", flaw)
+            if self._identity.flaw is not None:
+                _log.error("others will refuse this site: %s", self._identity.flaw)
             numbers = ", ".join(str(one.number) for one in self._identity.trust.lists) or "none"
             _log.info(
                 "changed identity in use, valid until %s, revocation lists: %s",
