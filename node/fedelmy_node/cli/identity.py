@@ -11,8 +11,7 @@ import click
 
 from fedelmy_node.cli.audit import record_locally
 from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.cli.options import json_option, state_option
-from fedelmy_node.config.site import default_state
+from fedelmy_node.cli.options import json_option, state_flag, state_option
 
 __all__ = ["identity"]
 
@@ -226,7 +225,7 @@ def _named(state: Path, home: Path | None = None) -> str:
     """The flag that leads to this directory again, if one is needed."""
     if home is not None:
         return f" --identity {home}"
-    return "" if state == default_state() or "FEDELMY_STATE" in os.environ else f" --state {state}"
+    return state_flag(state)
 
 
 def _show(values: Mapping[str, object], text: str, as_json: bool) -> None:

@@ -18,8 +18,8 @@ __all__ = ["asked"]
 _SHOWN = 12
 _LONGEST = 1000
 _NUMBERS = {
-    "sample-counts": "how many samples it has",
-    "class-counts": "how many samples of each class",
+    "sample-counts": "how many samples this site has",
+    "class-counts": "how many of each class",
     "metrics": "losses, accuracies and other metrics",
 }
 
@@ -54,7 +54,7 @@ def _training(plan: Slice, report: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"It trains by {plan.recipe.strategy.name}: {_effort(effort)}, about"
                 f" {_number(effort.total_epochs * batches)} steps of the optimizer with batches of"
-                f" {training.batch_size}, on {training.threads} CPU thread(s) or a GPU."
+                f" {training.batch_size}, on {_count(training.threads, 'CPU thread')} or a GPU."
             )
             if step.needs and begins_anew(plan, step):
                 longer = effort_of(plan.recipe, begins=True)
