@@ -37,7 +37,7 @@ def test_what_was_put_off_takes_no_room() -> None:
     """A call is over long before anybody would look whether it stands still; there may be thousands in that time."""
     alarms, done = Alarms(), threading.Event()
     kept = [alarms.after(60, lambda: None) for _ in range(300)]
-    alarms.after(0.2, lambda: done.set())
+    alarms.after(0.2, done.set)
     for _ in range(20_000):
         alarms.after(60, lambda: None).off()
     assert len(alarms._due) <= 2 * (len(kept) + 1)
