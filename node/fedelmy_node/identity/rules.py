@@ -62,7 +62,7 @@ def fingerprint_text(text: str) -> str:
     if not _FINGERPRINT.fullmatch(plain):
         raise ConfigError(
             "E-CONFIG-VALUE",
-            f"{text!r} is not a fingerprint",
+            f"{text[:200]!r} is not a fingerprint",
             hint="Copy it from `fedelmy-node identity show`, such as 5F3A-90C1-77DE-0B42-A9E6.",
         )
     return plain
