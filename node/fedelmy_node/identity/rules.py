@@ -15,6 +15,8 @@ from fedelmy_node.identity.subject import Subject
 
 __all__ = ["NameRule", "TrustRules", "fingerprint_text"]
 
+_NAME_CHARACTERS: Final = 2000
+"""Of a whole subject; parsing one takes many times the memory that it has."""
 _FINGERPRINT: Final = re.compile(r"(?:[0-9A-F]{4}-){4}[0-9A-F]{4}|sha256:[0-9a-f]{64}")
 
 
@@ -33,6 +35,9 @@ class NameRule:
             raise ConfigError("E-CONFIG-VALUE", f"the name of {self.subject} needs either san or subject")
         if not (self.san or self.distinguished):
             raise ConfigError("E-CONFIG-VALUE", f"the name of {self.subject} is empty")
+        if len(self.san or self.distinguished or "") > _NAME_CHARACTERS:
+            message = f"the name of {self.subject} has more than {_NAME_CHARACTERS} characters"
+            raise ConfigError("E-CONFIG-VALUE", message)
 
     def __str__(self) -> str:
         return f"san {self.san}" if self.san is not None else f"subject {self.distinguished}"
