@@ -19,7 +19,7 @@ from place import directory
 
 from fedelmy_launcher import authority
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.certificates import KEY_USAGES, parse_certificates
+from fedelmy_node.identity.certificates import KEY_USAGES, parse_certificates, to_pem
 from fedelmy_node.identity.keystore import LiveIdentity
 from fedelmy_node.identity.requests import common_name
 from fedelmy_node.identity.rules import NameRule, TrustRules
@@ -75,6 +75,13 @@ def live() -> LiveIdentity:
 
 
 @cache
+def _hospital() -> x509.Certificate:
+    """A CA that, unlike ours, may have others below it; with the same key, so that one key signs every last link."""
+    name = common_name("hospital")
+    return _made(name, name, _ca_key(), _ca_key(), is_ca=True)
+
+
+@cache
 def trust() -> Trust:
     """Whom a site believes that has lists, foreign names and pins."""
     names = (
@@ -82,7 +89,7 @@ def trust() -> Trust:
         NameRule(subject=Subject.of("west", "site"), san="west.hospital.example"),
     )
     pins = {Subject.of("operator", "operator"): operator().fingerprint}
-    return Trust(operator().ca_pem, _lists(), TrustRules(names=names, pins=pins))
+    return Trust(operator().ca_pem + to_pem(_hospital()), _lists(), TrustRules(names=names, pins=pins))
 
 
 # --- whatever it is, the CA has signed it -------------------------------------------------------------------------
@@ -147,8 +154,7 @@ def signature_seeds() -> list[bytes]:
 def chain_seeds() -> list[bytes]:
     """Of our own CA; of an intermediate one with a foreign name; one that was revoked."""
     ours = parse_certificates(operator().certificate_pem, "it")[0]
-    ca = parse_certificates(operator().ca_pem, "it")[0]
-    middle = _made(common_name("middle"), ca.subject, _middle_key(), _ca_key(), is_ca=True)
+    middle = _made(common_name("middle"), _hospital().subject, _middle_key(), _ca_key(), is_ca=True)
     foreign = _made(x509.Name.from_rfc4514_string(FOREIGN), middle.subject, _ca_key(), _middle_key(), is_ca=False)
     revoked = parse_certificates(_north(), "it")[0]
     chains = ([ours], [foreign, middle], [revoked])
