@@ -208,7 +208,7 @@ def _distinguished(rule: NameRule) -> x509.Name | None:
     except ValueError as error:
         raise ConfigError(
             "E-CONFIG-VALUE",
-            f"{rule.distinguished!r} is not a subject as RFC 4514 writes it",
+            f"{rule.distinguished[:200]!r} is not a subject as RFC 4514 writes it",
             hint="Write it as `openssl x509 -noout -subject -nameopt RFC2253 -in FILE` prints it.",
         ) from error
 

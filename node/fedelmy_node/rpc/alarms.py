@@ -11,6 +11,8 @@ from typing import Final
 
 __all__ = ["Alarm", "Alarms"]
 
+_LEAST_ROOM: Final = 256
+
 Look = Callable[[], float | None]
 """Looks, and says in how many seconds to look again; None: never."""
 
@@ -29,11 +31,16 @@ class Alarm:
 
 
 class Alarms:
-    """The thread begins with the first alarm and ends with the process."""
+    """The thread begins with the first alarm and ends with the process.
+
+    Most alarms are put off long before they are due. They stay in the heap until they are most of it.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, Alarm]] = []
+        self._room = _LEAST_ROOM
+        """How long the heap may get before it is looked through."""
         self._numbers: Final = count()
         self._thread: threading.Thread | None = None
 
@@ -48,6 +55,10 @@ class Alarms:
         return alarm
 
     def _add(self, due: float, alarm: Alarm) -> None:
+        if len(self._due) >= self._room:
+            self._due = [entry for entry in self._due if entry[2].look is not None]
+            heapq.heapify(self._due)
+            self._room = max(_LEAST_ROOM, 2 * len(self._due))
         heapq.heappush(self._due, (due, next(self._numbers), alarm))
         if self._due[0][2] is alarm:
             self._changed.notify()

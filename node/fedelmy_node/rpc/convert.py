@@ -310,7 +310,7 @@ def health_from_pb(message: admin_pb2.HealthReply) -> Health:
     return Health(
         serving=message.serving, site=site_name(message.site), address=message.address, process=message.process,
         active=message.active, queue=tuple(message.queue), problems=tuple(message.problems),
-        warnings=tuple(message.warnings), certificate_expires=message.certificate_expires,
+        warnings=tuple(message.warnings), certificate_expires=seconds(message.certificate_expires),
     )  # fmt: skip
 
 

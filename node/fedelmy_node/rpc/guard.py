@@ -194,8 +194,7 @@ def _by_certificate(context: grpc.ServicerContext, trust: Trust) -> Subject:
 @lru_cache(maxsize=256)
 def _parse(leaf: bytes, others: bytes = b"") -> tuple[x509.Certificate, ...]:
     """The caller's certificate and its intermediates."""
-    (first,) = parse_certificates(leaf, "the caller")
-    rest = parse_certificates(others, "the caller") if others else ()
+    first, *rest = parse_certificates(leaf + b"\n" + others, "the caller")
     return (first, *(other for other in rest if other != first))
 
 
