@@ -93,7 +93,7 @@ def configure_logging(style: str, context: Mapping[str, str], level: int = loggi
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter(context) if style == "json" else _TextFormatter(context))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Whoever may call may send rubbish: that is a line, not a traceback.
+    # Whom we call may answer with rubbish, which grpc itself decodes: that is a line, not a traceback.
     logging.getLogger("grpc._common").addFilter(_without_traceback)
 
 
