@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import ConsentError, RunError
 from fedelmy_node.store.records import RunRecord
 
@@ -40,7 +41,7 @@ def check_refusal(record: RunRecord) -> None:
 
 def refusal_text(record: RunRecord, reason: str) -> str:
     """What the operator is told."""
-    return (f"the administrator of {record.slice.site} refused the run" + (f": {reason}" if reason else ""))[:500]
+    return clean(f"the administrator of {record.slice.site} refused the run" + (f": {reason}" if reason else ""), 500)
 
 
 def expiry_of(state: RunState) -> tuple[str, str]:
