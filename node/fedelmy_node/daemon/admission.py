@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.events import AHEAD, RunState
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import ConsentError, RunError
 from fedelmy_node.store.records import RunRecord
 
-__all__ = ["AHEAD", "check_start", "check_approval", "check_refusal", "refusal_text", "expiry_of"]
-
-AHEAD: Final = (RunState.PENDING, RunState.PREPARED)
-"""Nothing has begun: such a run expires, and can be withdrawn or refused."""
+__all__ = ["check_start", "check_approval", "check_refusal", "refusal_text", "expiry_of"]
 
 
 def check_start(record: RunRecord) -> None:

@@ -297,7 +297,7 @@ class Node:
 
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
         check_approval(self._journal.run(run), plan_sha256)
-        self._record(Act(act="run-approved", run=run, facts={"slice_sha256": plan_sha256}))
+        self._record(Act(act="run-approved", run=run, facts={"plan_sha256": plan_sha256}))
         return self._executor.approve(run, plan_sha256)
 
     def refuse(self, run: RunId, reason: str) -> RunState:

@@ -196,7 +196,7 @@ def _plan_act(act: str, prepared: Prepared, state: RunState) -> Act:
     plan = prepared.slice
     facts = {
         "federation": plan.federation, "model": plan.recipe.model.name, "strategy": plan.recipe.strategy.name,
-        "operator": prepared.operator, "slice_sha256": prepared.sha256, "state": state.value,
+        "operator": prepared.operator, "plan_sha256": prepared.sha256, "state": state.value,
     }  # fmt: skip
     return Act(act=act, run=plan.run, facts=facts)
 

@@ -59,7 +59,7 @@ __all__ = [
     "encode_key",
 ]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _KEY: Final = "key.pem"
 _REQUEST: Final = "request.csr"
@@ -270,7 +270,7 @@ class LiveIdentity:
             if time.monotonic() - self._reminded >= _REMIND_SECONDS:
                 self._reminded = time.monotonic()
                 for warning in self._identity.warnings():
-                    _log.warning("%s", warning)
+                    logger.warning("%s", warning)
             return self._identity
 
     def take_lists(self, pem: bytes, origin: str) -> int:
@@ -282,7 +282,7 @@ class LiveIdentity:
         first = trust.offered(pem, origin)[0][0]
         if first.number > trust.number(first.issuer):
             install_lists(self._directory, pem, origin)
-            _log.info("revocation list %d of %s came from %s", first.number, first.issuer.rfc4514_string(), origin)
+            logger.info("revocation list %d of %s came from %s", first.number, first.issuer.rfc4514_string(), origin)
         return self().trust.number(first.issuer)
 
     def _look(self) -> tuple[tuple[int, int], ...]:
@@ -295,12 +295,12 @@ class LiveIdentity:
                 self._seen = self._look()
                 self._identity, flaw = _read(self._directory, self._rules)
         except FedelmyError as error:
-            _log.error("changed identity not used: %s", error.code, extra={"private": error.whole})
+            logger.error("changed identity not used: %s", error.code, extra={"private": error.whole})
         else:
             if flaw is not None:
-                _log.error("others will refuse this site: %s", flaw)
+                logger.error("others will refuse this site: %s", flaw)
             numbers = ", ".join(str(one.number) for one in self._identity.trust.lists) or "none"
-            _log.info(
+            logger.info(
                 "changed identity in use, valid until %s, revocation lists: %s",
                 self._identity.not_after.isoformat(),
                 numbers,

@@ -15,11 +15,11 @@ from google.protobuf.message import DecodeError
 from fedelmy_node.errors import PeerError, TransferError
 from fedelmy_node.rpc.alarms import Alarms
 
-__all__ = ["Inflow", "FIRST_SECONDS", "WINDOW_BYTES"]
+__all__ = ["Inflow", "FIRST_SECONDS", "LEAST_BYTES"]
 
 FIRST_SECONDS: Final = 20.0
 """A caller has something to say when it calls: its first message must be there by then."""
-WINDOW_BYTES: Final = 64 << 10
+LEAST_BYTES: Final = 64 << 10
 """After that, so much must come in every window of `stall_seconds`: with blocks of 1 MiB, one block a minute. A
 slower link brings no model in reasonable time, but could hold a place for years."""
 
@@ -83,7 +83,7 @@ class Inflow(Generic[T]):
 
     def _look(self) -> float | None:
         """Called on the alarms' thread: break the call off, or look again later."""
-        if self._waits and (self._is_first or (self._in_window and self._window_bytes < WINDOW_BYTES)):
+        if self._waits and (self._is_first or (self._in_window and self._window_bytes < LEAST_BYTES)):
             self._stalled = True
             self._context.cancel()
             return None
