@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -189,6 +190,17 @@ def test_show_and_verify_for_people_and_machines(tmp_path: Path) -> None:
     assert found["lines"] == 5 and found["head"] == verify(tmp_path).head.sha256
     done = CliRunner().invoke(audit, ["verify", "--state", str(tmp_path / "none")])
     assert isinstance(done.exception, StoreError) and done.exception.code == "E-AUDIT-MISSING"
+
+
+def test_every_act_is_in_the_documentation() -> None:
+    root = Path(__file__).parents[2]
+    kinds = "plan|run|delivery|call|refusals|identity|revocations|node|audit"
+    sources = "".join(path.read_text("utf-8") for path in (root / "node").rglob("*.py"))
+    made = set(re.findall(rf'"((?:{kinds})-[a-z]+)"', sources))
+    page = (root / "docs" / "site.md").read_text("utf-8").partition("| act | when |")[2].partition("**What it")[0]
+    told = set(re.findall(rf"`((?:{kinds})-[a-z]+)`", page))
+    assert {"run-approved", "delivery-received"} <= made
+    assert made == told
 
 
 class ByHand(Alarms):
