@@ -25,6 +25,7 @@ from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import KEY_USAGES, fingerprint, to_pem
+from fedelmy_node.identity.keys import encode_key, read_key
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.dial import channel_to, open_channel, probe
 
@@ -47,7 +48,7 @@ def certificate(
     names = x509.SubjectAlternativeName([x509.DNSName("north.site.fedelmy")])
     builder = builder.add_extension(names, critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage(KEY_USAGES), critical=False)
-    return builder.sign(keystore.read_key(ca / "ca.key") if ca else key, hashes.SHA256())
+    return builder.sign(read_key(ca / "ca.key") if ca else key, hashes.SHA256())
 
 
 def posing(honest: Identity, ca: Path | None, **dates: float) -> Identity:
@@ -56,7 +57,7 @@ def posing(honest: Identity, ca: Path | None, **dates: float) -> Identity:
     leaf = certificate(ca, key, **dates)
     return replace(
         honest,
-        key_pem=keystore.encode_key(key),
+        key_pem=encode_key(key),
         certificate_pem=to_pem(leaf),
         not_after=leaf.not_valid_after_utc,
         fingerprint=fingerprint(key.public_key()),

@@ -26,19 +26,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedelmy_node.durable import cannot_write, publish, write_durably
 from fedelmy_node.errors import FedelmyError, IdentityError
-from fedelmy_node.identity.certificates import (
-    Role,
-    Subject,
-    expiry_warning,
-    fingerprint,
-    parse_certificates,
-    public_key,
-    to_pem,
-)
+from fedelmy_node.identity.certificates import expiry_warning, fingerprint, parse_certificates, public_key, to_pem
 from fedelmy_node.identity.files import LIST_BYTES, locked, make_directory, read_file, read_private, stamp
 from fedelmy_node.identity.keys import encode_key, parse_key, read_key
 from fedelmy_node.identity.requests import Request, make_request, read_request
 from fedelmy_node.identity.rules import TrustRules
+from fedelmy_node.identity.subject import Role, Subject
 from fedelmy_node.identity.trust import Trust
 
 if TYPE_CHECKING:
@@ -55,8 +48,6 @@ __all__ = [
     "install_lists",
     "is_installed",
     "load",
-    "read_key",
-    "encode_key",
 ]
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedelmy_node import CONTRACT
 from fedelmy_node.errors import IdentityError
-from fedelmy_node.identity.certificates import Subject, parse_certificates, public_key
+from fedelmy_node.identity.certificates import parse_certificates, public_key
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
 
 __all__ = ["Purpose", "Signature", "sign", "verify"]

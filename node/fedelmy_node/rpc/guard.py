@@ -20,7 +20,8 @@ import grpc
 from cryptography import x509
 
 from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
-from fedelmy_node.identity.certificates import Subject, parse_certificates
+from fedelmy_node.identity.certificates import parse_certificates
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
 from fedelmy_node.rpc.alarms import Alarms
 from fedelmy_node.rpc.calling import Calling, Refusal, answering, calling, log_refusal
