@@ -17,6 +17,7 @@ import click
 from fedelmy_node import __version__
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import EXIT_DETACHED, FedelmyError, InternalError
+from fedelmy_node.store.details import has_details
 
 __all__ = ["LazyGroup", "run", "emit_json", "configure_logging"]
 
@@ -146,7 +147,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _more(record: logging.LogRecord) -> str:
-    return " (more in details.log)" if record.__dict__.get("private") or record.exc_info else ""
+    return " (more in details.log)" if has_details(record) else ""
 
 
 def _frames(exc_info: Any) -> str:

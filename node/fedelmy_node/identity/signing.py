@@ -18,10 +18,10 @@ from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
 
-__all__ = ["Purpose", "Signature", "sign", "verify"]
+__all__ = ["CHAIN_BYTES", "Purpose", "Signature", "sign", "verify"]
 
-_CHAIN_BYTES: Final = 64 * 1024
-"""Of a certificate with its intermediates; far more than any has."""
+CHAIN_BYTES: Final = 64 * 1024
+"""Of a certificate with its intermediates: ours have about 1 KiB; those of a hospital's CA have more to say."""
 
 
 class Purpose(StrEnum):
@@ -53,7 +53,7 @@ def verify(
     payload: bytes, signature: Signature, trust: Trust, *, purpose: Purpose, now: datetime | None = None
 ) -> Subject:
     """The operator of this federation who signed `payload` for this purpose; anybody else is refused."""
-    if len(signature.certificate_pem) > _CHAIN_BYTES:
+    if len(signature.certificate_pem) > CHAIN_BYTES:
         raise IdentityError("E-IDENTITY-SIGNATURE", "the certificates of the signature are too large")
     certificates = parse_certificates(signature.certificate_pem, "the signature")
     subject = trust.verify(certificates, now)
