@@ -14,7 +14,8 @@ from fedelmy_node.durable import write_durably
 from fedelmy_node.errors import FedelmyError, IdentityError, StoreError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keys import read_key
-from fedelmy_node.identity.keystore import Identity, LiveIdentity
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.requests import make_request
 from fedelmy_node.identity.subject import Subject
 

@@ -44,7 +44,7 @@ from fedelmy_node.domain.reports import (
 )
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, InternalError, RunError, StoreError
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
 from fedelmy_node.identity.subject import Subject
 from fedelmy_node.rpc.calling import calling

@@ -33,7 +33,7 @@ from fedelmy_node.errors import (
     StoreError,
     TrainingError,
 )
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.signing import Purpose, Signature, verify
 from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
