@@ -26,7 +26,7 @@ from fedelmy_node.domain.transfer import Origin, Parcel
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.admin import admin_client
-from fedelmy_node.rpc.clients import OperatorClient, PeerClient
+from fedelmy_node.rpc.clients import AdminClient, OperatorClient, PeerClient
 from fedelmy_node.rpc.convert import offer_to_pb
 from fedelmy_node.rpc.dial import open_channel
 from fedelmy_node.rpc.endpoint import BUDGETS
@@ -266,9 +266,14 @@ def test_what_cannot_be_audited_is_not_done(bed: Bed) -> None:
         with pytest.raises(FedelmyError, match="E-STORE-UNWRITABLE") as caught:
             control.start(RunId("live"))
         assert str(bed.root) not in f"{caught.value} {caught.value.hint}"
-        with admin_client(bed.layout.root) as admin, pytest.raises(FedelmyError, match="E-STORE") as caught:
-            admin.prune([RunId("over")], 0.0, dry_run=False)
-        assert str(log) in caught.value.private  # the administrator is told where
+        deeds: list[Callable[[AdminClient], object]] = [
+            lambda admin: admin.prune([RunId("over")], 0.0, dry_run=False),
+            lambda admin: admin.refuse(RunId("live"), "not now"),
+        ]
+        for deed in deeds:
+            with admin_client(bed.layout.root) as admin, pytest.raises(FedelmyError, match="E-STORE") as caught:
+                deed(admin)
+            assert str(log) in caught.value.private  # the administrator is told where
         assert bed.written() == before
         cancel = signed_cancel(RunId("live"), bed.plans["live"], "", bed.callers["operator"])
         assert control.cancel(cancel) == "cancelled"

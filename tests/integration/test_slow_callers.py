@@ -125,7 +125,7 @@ def test_a_receiver_that_is_slow_itself_blames_nobody(identities: Identities, se
 
     guard = Guard(rules("Receive"), budgets(control=1), believe=lambda: identities["south"].trust, stall_seconds=0.2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inflow, "FIRST_SECONDS", 0.2)
+        patch.setattr(inflow, "FIRST_SECONDS", 1.0)  # then it is looked at five times a second
         address = serve(
             identities["south"], guard=guard, more={"Receive": grpc.stream_unary_rpc_method_handler(receive)}
         )

@@ -44,7 +44,7 @@ from fedelmy_node.domain.reports import (
 )
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, InternalError, RunError, StoreError
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
 from fedelmy_node.identity.subject import Subject
 from fedelmy_node.rpc.calling import calling
@@ -296,11 +296,13 @@ class Node:
         return with_asking(self._report(record), record, self._config.consent)
 
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
+        """Looked at here as well as on the executor's thread: what cannot be done is not written down."""
         check_approval(self._journal.run(run), plan_sha256)
-        self._record(Act(act="run-approved", run=run, facts={"slice_sha256": plan_sha256}))
+        self._record(Act(act="run-approved", run=run, facts={"plan_sha256": plan_sha256}))
         return self._executor.approve(run, plan_sha256)
 
     def refuse(self, run: RunId, reason: str) -> RunState:
+        """Looked at twice, as an approval."""
         check_refusal(self._journal.run(run))
         self._record(Act(act="run-refused", run=run, facts={"reason": reason}))
         return self._executor.refuse(run, reason)

@@ -33,7 +33,7 @@ from fedelmy_node.errors import (
     StoreError,
     TrainingError,
 )
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.signing import Purpose, Signature, verify
 from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
@@ -196,7 +196,7 @@ def _plan_act(act: str, prepared: Prepared, state: RunState) -> Act:
     plan = prepared.slice
     facts = {
         "federation": plan.federation, "model": plan.recipe.model.name, "strategy": plan.recipe.strategy.name,
-        "operator": prepared.operator, "slice_sha256": prepared.sha256, "state": state.value,
+        "operator": prepared.operator, "plan_sha256": prepared.sha256, "state": state.value,
     }  # fmt: skip
     return Act(act=act, run=plan.run, facts=facts)
 

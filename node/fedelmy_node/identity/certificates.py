@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedelmy_node.errors import ConfigError, IdentityError
-from fedelmy_node.identity.subject import SUFFIX, Role, Subject
+from fedelmy_node.identity.subject import SUFFIX, Subject
 
 __all__ = [
-    "Role", "Subject", "KEY_USAGES", "EXPIRY_WARNING_DAYS", "UNREADABLE",
+    "KEY_USAGES", "EXPIRY_WARNING_DAYS", "UNREADABLE",
     "fingerprint", "full_fingerprint", "public_key", "parse_certificates", "to_pem",
     "subject_of_names", "dns_names", "read_subject", "check_form", "tls_name", "expiry_warning",
     "check_dates", "check_authority",

@@ -5,8 +5,11 @@
     dial        the one place that makes channels
     serve       the one place that makes servers
     guard       who may call what: one interceptor on every server
+    quotas      how much of the node one caller may have; inflow: what it sends must keep coming
+    alarms      looks at things when it is time
+    calling     the call that a thread answers, for whoever writes it down
     faults      errors across the wire
-    convert     domain objects to messages and back
+    convert     domain objects to messages and back; bounds: what the fields of a message may hold
     services    what a node answers; endpoint puts it on the network and on the Unix socket
     clients     what one process asks of another; admin finds the daemon of a state directory
 
