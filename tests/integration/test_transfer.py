@@ -341,3 +341,28 @@ def test_a_begin_while_the_bundle_is_being_settled_harms_nothing(
     assert answers == ["E-PEER-BUSY"]
     assert south.layout.input(RUN, EDGE).read_bytes() == data
     assert isinstance(south.inbox.begin(north, offer), Receipt)
+
+
+def test_bundles_that_are_begun_and_given_up_take_the_room_of_one(south: South, tmp_path: Path) -> None:
+    """Or a neighbour could fill the disk with beginnings: each digest has a file of its own."""
+    for number in range(5):
+        bundle = make_bundle(tmp_path / f"{number}.safetensors", value=float(number))
+        offer = parcel_of(bundle).offer
+        assert south.inbox.begin(SiteName("north"), offer) == 0
+        with pytest.raises(TransferError, match="ended before"):
+            south.inbox.receive(SiteName("north"), RUN, EDGE, offer.sha256, 0, iter(blocks_of(bundle)[:-1]))
+        assert len(south.partial) == 1
+
+
+def test_what_an_earlier_process_left_of_another_bundle_is_removed(
+    south: South, tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    first, second = (make_bundle(tmp_path / f"{n}.safetensors", value=n) for n in (1.0, 2.0))
+    offer = parcel_of(first).offer
+    south.inbox.begin(SiteName("north"), offer)
+    with pytest.raises(TransferError):
+        south.inbox.receive(SiteName("north"), RUN, EDGE, offer.sha256, 0, iter(blocks_of(first)[:2]))
+    anew = Inbox(south.journal, south.layout, south.arrived.append)
+    anew.begin(SiteName("north"), parcel_of(second).offer)
+    assert len(south.partial) == 1
+    anew.close()

@@ -31,3 +31,11 @@ def test_a_look_may_ask_for_another() -> None:
 
     Alarms().after(0.01, look)
     assert done.wait(10) and looks == [3]
+
+
+def test_a_look_that_fails_takes_no_other_with_it() -> None:
+    done = threading.Event()
+    alarms = Alarms()
+    alarms.after(0.01, lambda: 1 / 0)
+    alarms.after(0.05, done.set)  # type: ignore[arg-type]  # None: never again
+    assert done.wait(10)

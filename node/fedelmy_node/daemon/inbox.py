@@ -14,7 +14,7 @@ from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import longest_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.size import tensor_bytes
-from fedelmy_node.daemon.arrival import Arrival, partial_path
+from fedelmy_node.daemon.arrival import Arrival, partial_path, remove_others
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, StepKind
@@ -81,7 +81,9 @@ class Inbox:
             if replace(before.offer, origin=offer.origin) == offer:
                 return before
             before.give_up()
-        self._arrivals[key] = Arrival(edge, offer, self._layout.input(offer.run, edge.id), manifest)
+        target = self._layout.input(offer.run, edge.id)
+        remove_others(target, offer)
+        self._arrivals[key] = Arrival(edge, offer, target, manifest)
         return self._arrivals[key]
 
     def receive(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from itertools import count
 from typing import Final
 
 __all__ = ["Alarm", "Alarms"]
+
+_log = logging.getLogger(__name__)
 
 Look = Callable[[], float | None]
 """Looks, and says in how many seconds to look again; None: never."""
@@ -63,7 +66,11 @@ class Alarms:
                     continue
                 _, _, alarm = heapq.heappop(self._due)
             look = alarm.look
-            again = look() if look is not None else None
+            try:
+                again = look() if look is not None else None
+            except Exception:  # every other limit of this process hangs on this thread
+                _log.exception("fault while looking at a call")
+                again = None
             if again is not None:
                 with self._changed:
                     self._add(time.monotonic() + again, alarm)
