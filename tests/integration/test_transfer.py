@@ -15,7 +15,7 @@ import pytest
 from budgets import budgets
 from safetensors.numpy import save_file
 
-from fedelmy_launcher.plans import compile_plan, signed_slices
+from fedelmy_launcher.plans import compile_plan, new_plan_id, signed_slices
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.config.decode import decode
 from fedelmy_node.daemon.inbox import Inbox
@@ -366,3 +366,40 @@ def test_what_an_earlier_process_left_of_another_bundle_is_removed(
     anew.begin(SiteName("north"), parcel_of(second).offer)
     assert len(south.partial) == 1
     anew.close()
+
+
+@pytest.mark.parametrize("state", [RunState.PENDING, RunState.PREPARED])
+def test_what_was_begun_for_an_older_plan_is_not_taken_for_its_successor(
+    south: South, bundle: Path, state: RunState
+) -> None:
+    """The administrator may not have agreed to the new one, and it may have other tensors."""
+    south.journal.set_run(RUN, RunState.EXPIRED, code="E-RUN-EXPIRED")
+    parcel = parcel_of(bundle)
+    assert south.inbox.begin(SiteName("north"), parcel.offer) == 0
+    plan = replace(compile_plan(federation(), run_id(RUN)), plan_id=new_plan_id())
+    payload = signed_slices(plan, None)[SiteName("south")].payload
+    known = south.journal.run(RUN).prepared
+    south.journal.add_run(replace(known, payload=payload, slice=read_slice(payload), manifest=()), state)
+    with pytest.raises(FedelmyError) as caught:
+        south.inbox.receive(SiteName("north"), RUN, EDGE, parcel.offer.sha256, 0, iter(blocks_of(bundle)))
+    assert caught.value.code == "E-TRANSFER-SEQUENCE"
+    assert not south.journal.run(RUN).has_received
+    assert not south.layout.input(RUN, EDGE).exists()
+
+
+def test_a_plan_that_is_exchanged_while_its_bundle_arrives_gets_none(south: South, bundle: Path) -> None:
+    south.journal.set_run(RUN, RunState.EXPIRED, code="E-RUN-EXPIRED")
+    parcel = parcel_of(bundle)
+    south.inbox.begin(SiteName("north"), parcel.offer)
+    plan = replace(compile_plan(federation(), run_id(RUN)), plan_id=new_plan_id())
+    payload = signed_slices(plan, None)[SiteName("south")].payload
+    known = south.journal.run(RUN).prepared
+
+    def blocks() -> Iterator[Block]:
+        yield from blocks_of(bundle)
+        south.journal.add_run(replace(known, payload=payload, slice=read_slice(payload)), RunState.PENDING)
+
+    with pytest.raises(FedelmyError):
+        south.inbox.receive(SiteName("north"), RUN, EDGE, parcel.offer.sha256, 0, blocks())
+    assert not south.journal.run(RUN).has_received
+    assert not south.layout.input(RUN, EDGE).exists()

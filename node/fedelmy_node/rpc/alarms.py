@@ -68,7 +68,7 @@ class Alarms:
             look = alarm.look
             try:
                 again = look() if look is not None else None
-            except Exception:  # every other limit of this process hangs on this thread
+            except Exception:  # noqa: BLE001 -- every other limit of this process hangs on this thread
                 _log.exception("fault while looking at a call")
                 again = None
             if again is not None:
