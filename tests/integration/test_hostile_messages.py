@@ -181,6 +181,8 @@ def test_an_offer_of_a_million_tensors_costs_no_memory(node: Running, identities
             with pytest.raises(grpc.RpcError) as caught:
                 call(channel, "/fedelmy.v1.Transfer/Begin", offer + b"\x3a\x00" * (2 << 20))
             assert caught.value.code() in REFUSED
+        with pytest.raises(FedelmyError, match=r"E-PEER-PROTOCOL.*1048576 are allowed"), map_errors("south"):
+            call(channel, "/fedelmy.v1.Transfer/Begin", offer + b"\x3a\x00" * (1 << 20))  # no fault of the node's
         assert resident_bytes() - before < 64 << 20
         with pytest.raises(FedelmyError, match="E-RUN-UNKNOWN"), map_errors("south"):
             call(channel, "/fedelmy.v1.Transfer/Begin", offer)

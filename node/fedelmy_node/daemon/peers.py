@@ -61,8 +61,10 @@ class Peers:
         """Consent to send: --peer names the receiver, or the result goes back to whoever contributed to it."""
         if self._agreed_address(plan, edge.receiver) is not None:
             return True
-        contributed = {e.sender for e in plan.edges_in if e.carries != StepKind.DELIVER}
-        return edge.carries == StepKind.DELIVER and edge.receiver in contributed
+        # Of the two ends of an edge only this site's own is known: the plan may call the other one what it likes.
+        contributed = {e.sender for e in plan.edges_in if plan.step(e.target).kind == StepKind.TRAIN}
+        is_result = StepKind.DELIVER == edge.carries == plan.step(edge.source).kind
+        return is_result and edge.receiver in contributed
 
     def _address(self, plan: Slice, site: SiteName) -> Address:
         """The site's own word (--peer) goes before the operator's (the plan)."""

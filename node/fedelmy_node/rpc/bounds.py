@@ -97,11 +97,11 @@ def label(text: str) -> str:
 
 
 def bounded(decode: Callable[[bytes], T], limit: int) -> Callable[[bytes], T]:
-    """A decoder that does not begin with a message that is too long; gRPC answers INTERNAL."""
+    """A decoder that does not begin with a message that is too long."""
 
     def decoded(message: bytes) -> T:
         if len(message) > limit:
-            raise ValueError(f"a message of {len(message)} bytes is too long")
+            raise PeerError("E-PEER-PROTOCOL", f"a message of {len(message)} bytes is too long: {limit} are allowed")
         return decode(message)
 
     return decoded
