@@ -8,18 +8,28 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING = 0, 1, 3, 4, 6
 _ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
+WINDOW = 4
+"""The setting for how much a stream may be sent before more is allowed."""
 
 
 class Connection:
     """One connection with a client certificate; streams have odd numbers, the first is 1."""
 
-    def __init__(self, address: str, identity: Path, *, version: ssl.TLSVersion | None = None) -> None:
-        """`version`: of TLS, and no other; None: whatever both ends have."""
+    def __init__(
+        self,
+        address: str,
+        identity: Path,
+        *,
+        version: ssl.TLSVersion | None = None,
+        settings: Mapping[int, int] | None = None,
+    ) -> None:
+        """`version`: of TLS, and no other; None: whatever both ends have. `settings`: of HTTP/2, other than usual."""
         host, _, port = address.rpartition(":")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
@@ -34,7 +44,8 @@ class Connection:
         self._next = 1
         self.answers = b""
         """What came as headers and data, of all streams, as it came."""
-        self._socket.sendall(_PREFACE + _frame(_SETTINGS, 0, 0))
+        own = b"".join(struct.pack(">HI", *pair) for pair in (settings or {}).items())
+        self._socket.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, own))
 
     def close(self) -> None:
         self._socket.close()

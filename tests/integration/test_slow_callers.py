@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from budgets import budgets
-from http2 import Connection, message_head
+from http2 import WINDOW, Connection, message_head
 
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import FedelmyError
@@ -232,3 +232,20 @@ def test_as_many_streams_as_a_connection_wants_do_not_run(identities: Identities
         calls = [channel.unary_unary("/test.Echo/Say").future(b"x", timeout=30) for _ in range(200)]
         answers: list[Any] = [call.exception() or call.result() for call in calls]
     assert len(answers) == 200
+
+
+@pytest.mark.parametrize("method", ["Say", "Count"])
+def test_an_answer_that_is_not_read_is_given_up(identities: Identities, serve: Serve, home: Path, method: str) -> None:
+    """A caller that lets nothing be sent to it would keep its place, and a thread, for as long as it pleases."""
+    guard = Guard(rules("Say", "Count"), budgets(control=1), believe=lambda: identities["south"].trust, stall_seconds=1)
+    address = serve(identities["south"], guard=guard)
+    deaf = Connection(address, home, settings={WINDOW: 0})
+    stream = deaf.open_stream(f"/test.Echo/{method}")
+    deaf.send(stream, message_head(5) + b"hello")
+    with open_channel(address, identities["operator"], expect_role="site") as channel:
+        until(lambda: busy(channel), 10)  # the only place is taken
+        ended: set[int] = set()
+        until(lambda: bool(ended.update(deaf.listen()) or ended))
+        assert ended == {stream}
+        until(lambda: not busy(channel), 10)
+    deaf.close()

@@ -42,3 +42,11 @@ def test_what_was_put_off_takes_no_room() -> None:
         alarms.after(60, lambda: None).off()
     assert len(alarms._due) <= 2 * (len(kept) + 1)
     assert done.wait(10)
+
+
+def test_a_look_that_fails_takes_no_other_with_it() -> None:
+    done = threading.Event()
+    alarms = Alarms()
+    alarms.after(0.01, lambda: 1 / 0)
+    alarms.after(0.05, done.set)  # type: ignore[arg-type]  # None: never again
+    assert done.wait(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Final
 
 __all__ = ["Alarm", "Alarms"]
 
+_log = logging.getLogger(__name__)
 _LEAST_ROOM: Final = 256
 
 Look = Callable[[], float | None]
@@ -74,7 +76,11 @@ class Alarms:
                     continue
                 _, _, alarm = heapq.heappop(self._due)
             look = alarm.look
-            again = look() if look is not None else None
+            try:
+                again = look() if look is not None else None
+            except Exception:  # noqa: BLE001 -- every other limit of this process hangs on this thread
+                _log.exception("fault while looking at a call")
+                again = None
             if again is not None:
                 with self._changed:
                     self._add(time.monotonic() + again, alarm)

@@ -99,7 +99,7 @@ def bounded(decode: Callable[[bytes], T], limit: int) -> Callable[[bytes], T]:
 
     def decoded(message: bytes) -> T:
         if len(message) > limit:
-            raise PeerError("E-PEER-PROTOCOL", f"a message of {len(message)} bytes is too long, {limit} are allowed")
+            raise PeerError("E-PEER-PROTOCOL", f"a message of {len(message)} bytes is too long: {limit} are allowed")
         return decode(message)
 
     return decoded

@@ -27,6 +27,7 @@ from fedelmy_node.rpc.alarms import Alarms
 from fedelmy_node.rpc.calling import Calling, Refusal, answering, calling, log_refusal
 from fedelmy_node.rpc.faults import abort, prepare_answer
 from fedelmy_node.rpc.inflow import Inflow
+from fedelmy_node.rpc.outflow import Outflow
 from fedelmy_node.rpc.quotas import Budget, Quotas, TooOftenError
 from fedelmy_node.rpc.settings import CLAIM_KEY
 
@@ -256,14 +257,16 @@ def _answer(
 ) -> None:
     """Read what the handler needs, and send what it answers."""
     inflow: Inflow[Any] = Inflow(requests, handler.request_deserializer or bytes, context, *patience)
+    outflow = Outflow(send, context, *patience)
     try:
         request = inflow if handler.request_streaming else inflow.only()
         behavior = handler.stream_stream or handler.unary_stream or handler.stream_unary or handler.unary_unary
         answers = behavior(request, context)
         for answer in answers if handler.response_streaming else (answers,):
-            send(answer)
+            outflow(answer)
             if not context.is_active():
                 return
         send(None)
     finally:
         inflow.end()
+        outflow.end()

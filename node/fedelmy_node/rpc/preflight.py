@@ -55,6 +55,8 @@ class Probed:
     """Name and role in the other end's certificate."""
     certificate_pem: bytes = field(repr=False)
     """The leaf that a channel may now trust."""
+    chain: tuple[x509.Certificate, ...] = field(repr=False)
+    """The same with its intermediates, so that it can be judged again."""
     tls_name: str
     """A name in the leaf, which the channel expects."""
     fingerprint: str
@@ -128,6 +130,7 @@ def _shake_hands(address: Address, identity: Identity, role: Role, site: SiteNam
             return Probed(
                 subject=subject,
                 certificate_pem=to_pem(certificate),
+                chain=chain,
                 tls_name=tls_name(certificate),
                 fingerprint=fingerprint(public_key(certificate)),
                 not_after=certificate.not_valid_after_utc,
