@@ -22,18 +22,37 @@ are 2 MB, and an idle daemon is small; `ssl` itself is loaded by the pre-flight,
 
 import os
 import sys
-from types import ModuleType
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
 
-if "grpc" not in sys.modules:
-    sys.modules["grpc.aio"] = ModuleType("grpc.aio")
-    blocked = "ssl" not in sys.modules
+
+class _Later:
+    """Finds grpc's half for asyncio, and loads it when somebody uses it."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name == "grpc.aio" else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
+
+
+def _import_grpc() -> None:
+    blocked = "ssl" not in sys.modules  # whoever has it already keeps it
+    sys.meta_path.insert(0, _Later)
     if blocked:
         sys.modules["ssl"] = None  # type: ignore[assignment]
     try:
         import grpc  # noqa: F401
     finally:
+        sys.meta_path.remove(_Later)
         if blocked:
             del sys.modules["ssl"]
+
+
+if "grpc" not in sys.modules:
+    _import_grpc()
