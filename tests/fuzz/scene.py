@@ -25,7 +25,7 @@ from fedelmy_node.config.decode import canonical_json, encode
 from fedelmy_node.daemon.admission import check_approval, check_refusal
 from fedelmy_node.daemon.answers import report_of, with_asking
 from fedelmy_node.daemon.inbox import Inbox
-from fedelmy_node.daemon.preparation import decode_cancel
+from fedelmy_node.daemon.orders import decode_cancel
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Plan

@@ -32,7 +32,7 @@ from fedelmy_node.cli.audit import audit_line
 from fedelmy_node.cli.runs import detail_lines, report_lines
 from fedelmy_node.config.decode import canonical_json, encode
 from fedelmy_node.config.strict_json import parse_json
-from fedelmy_node.daemon.preparation import decode_cancel
+from fedelmy_node.daemon.orders import decode_cancel
 from fedelmy_node.daemon.words import after_word, repeat_lost, take_words
 from fedelmy_node.domain import names
 from fedelmy_node.domain.names import SiteName

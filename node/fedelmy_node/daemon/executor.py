@@ -19,9 +19,9 @@ from fedelmy_node.daemon.admission import check_approval, check_refusal, check_s
 from fedelmy_node.daemon.home import Home
 from fedelmy_node.daemon.lookout import Lookout
 from fedelmy_node.daemon.loop import Loop
+from fedelmy_node.daemon.orders import Cancel, decode_cancel
 from fedelmy_node.daemon.outbox import Outbox
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Cancel, decode_cancel
 from fedelmy_node.daemon.repair import undo
 from fedelmy_node.daemon.steps import Steps
 from fedelmy_node.daemon.ways import dead_ends, is_complete, to_send, useless, ways_around

@@ -23,8 +23,9 @@ from fedelmy_node.daemon.consent import check_listed
 from fedelmy_node.daemon.disclosure import Disclosed, DisclosedEvents
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
+from fedelmy_node.daemon.orders import Cancel, decode_cancel, signer
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Cancel, Preparation, check_operator, decode_cancel
+from fedelmy_node.daemon.preparation import Preparation
 from fedelmy_node.daemon.readiness import tell_supervisor
 from fedelmy_node.daemon.refusals import Refusals
 from fedelmy_node.daemon.ways import state_for
@@ -199,7 +200,7 @@ class Node:
         return number
 
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer:
-        operator = check_operator(signed, self._identity, Purpose.PLAN) or operator
+        operator = signer(signed, self._identity, Purpose.PLAN) or operator
         with self._disclosed.errors():
             prepared, state = self._preparation.accept(signed, operator, check_only=check_only, record=self._record)
         if not check_only:
@@ -226,7 +227,7 @@ class Node:
 
     def verified_cancel(self, signed: Signed) -> Cancel:
         """What an operator whom this site listens to has signed."""
-        operator = check_operator(signed, self._identity, Purpose.CANCEL)
+        operator = signer(signed, self._identity, Purpose.CANCEL)
         if operator is not None:
             check_listed(self._config.consent, self.site, operator)
         return decode_cancel(signed.payload, operator or "")
