@@ -20,7 +20,7 @@ from place import directory
 from fedelmy_launcher import authority
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import KEY_USAGES, parse_certificates, to_pem
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.requests import common_name
 from fedelmy_node.identity.rules import NameRule, TrustRules
 from fedelmy_node.identity.signing import Purpose, sign
