@@ -29,8 +29,6 @@ from fedelmy_node.errors import ConfigError, IdentityError, StoreError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import (
     KEY_USAGES,
-    Role,
-    Subject,
     check_authority,
     check_dates,
     fingerprint,
@@ -39,7 +37,9 @@ from fedelmy_node.identity.certificates import (
     to_pem,
 )
 from fedelmy_node.identity.files import make_directory, read_file
+from fedelmy_node.identity.keys import encode_key, read_key
 from fedelmy_node.identity.requests import Request, common_name, read_request
+from fedelmy_node.identity.subject import Role, Subject
 
 __all__ = [
     "Signed", "Issued", "Certified", "Revoked", "LEAF_DAYS",
@@ -112,7 +112,7 @@ def _found(directory: Path, operator: str) -> Signed:
     make_directory(directory)
     key = ec.generate_private_key(ec.SECP256R1())
     write_durably(directory / _CERTIFICATE, to_pem(_self_signed(key)), 0o644)
-    write_durably(directory / _KEY, keystore.encode_key(key), 0o600)
+    write_durably(directory / _KEY, encode_key(key), 0o600)
     home = directory / _OPERATOR
     keystore.init(home, operator, "operator")
     signed = sign(directory, home / "request.csr", home / "signed.pem", role="operator")
@@ -219,7 +219,7 @@ def _load(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
             f"there is no CA in {directory}",
             hint="Run `fedelmy-launch ca init`, or name the directory of the CA with --dir.",
         )
-    key = keystore.read_key(directory / _KEY)
+    key = read_key(directory / _KEY)
     ca = parse_certificates(read_file(directory / _CERTIFICATE), str(directory / _CERTIFICATE))[0]
     check_authority(ca)
     check_dates(ca, "the federation's CA")

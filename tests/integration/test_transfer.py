@@ -15,9 +15,10 @@ import pytest
 from budgets import budgets
 from safetensors.numpy import save_file
 
-from fedelmy_launcher.plans import compile_plan, signed_slices
+from fedelmy_launcher.plans import compile_plan, new_plan_id, signed_slices
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.config.decode import decode
+from fedelmy_node.daemon.arrival import Arrival
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState
 from fedelmy_node.domain.federation import Federation
@@ -26,9 +27,12 @@ from fedelmy_node.domain.transfer import Block, Offer, Parcel, Receipt
 from fedelmy_node.durable import publish
 from fedelmy_node.errors import FedelmyError, TransferError
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc import services
+from fedelmy_node.identity.rules import TrustRules
+from fedelmy_node.identity.subject import Subject
+from fedelmy_node.identity.trust import Trust
+from fedelmy_node.rpc import again, services
 from fedelmy_node.rpc.clients import PeerClient
-from fedelmy_node.rpc.dial import open_channel
+from fedelmy_node.rpc.dial import channel_to, open_channel, probe
 from fedelmy_node.rpc.guard import Guard
 from fedelmy_node.rpc.serve import make_server
 from fedelmy_node.store.journal import Journal
@@ -57,6 +61,7 @@ class South:
     """The receiving node as far as transfers need it: real journal, real files, real server."""
 
     def __init__(self, root: Path, manifest: Any, identity: Identity, listen: str = "127.0.0.1:0") -> None:
+        self.trust = identity.trust
         self.layout = Layout(root)
         self.layout.create()
         self.journal = Journal(self.layout.journal, SiteName("south"))
@@ -73,7 +78,7 @@ class South:
         guard = Guard(
             services.RULES,
             budgets(transfers=4, control=4, preparations=1, watchers=4, neighbours=4),
-            believe=lambda: identity.trust,
+            believe=lambda: self.trust,
         )
         self.server, self.address = make_server(Address(listen), identity, interceptors=[guard], workers=guard.workers)
         services.add_network(self.server, self, self, self.inbox)  # type: ignore[arg-type]
@@ -341,3 +346,107 @@ def test_a_begin_while_the_bundle_is_being_settled_harms_nothing(
     assert answers == ["E-PEER-BUSY"]
     assert south.layout.input(RUN, EDGE).read_bytes() == data
     assert isinstance(south.inbox.begin(north, offer), Receipt)
+
+
+def test_bundles_that_are_begun_and_given_up_take_the_room_of_one(south: South, tmp_path: Path) -> None:
+    """Or a neighbour could fill the disk with beginnings: each digest has a file of its own."""
+    for number in range(5):
+        bundle = make_bundle(tmp_path / f"{number}.safetensors", value=float(number))
+        offer = parcel_of(bundle).offer
+        assert south.inbox.begin(SiteName("north"), offer) == 0
+        with pytest.raises(TransferError, match="ended before"):
+            south.inbox.receive(SiteName("north"), RUN, EDGE, offer.sha256, 0, iter(blocks_of(bundle)[:-1]))
+        assert len(south.partial) == 1
+
+
+def test_what_an_earlier_process_left_of_another_bundle_is_removed(
+    south: South, tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    first, second = (make_bundle(tmp_path / f"{n}.safetensors", value=n) for n in (1.0, 2.0))
+    offer = parcel_of(first).offer
+    south.inbox.begin(SiteName("north"), offer)
+    with pytest.raises(TransferError):
+        south.inbox.receive(SiteName("north"), RUN, EDGE, offer.sha256, 0, iter(blocks_of(first)[:2]))
+    anew = Inbox(south.journal, south.layout, south.arrived.append)
+    anew.begin(SiteName("north"), parcel_of(second).offer)
+    assert len(south.partial) == 1
+    anew.close()
+
+
+@pytest.mark.parametrize("state", [RunState.PENDING, RunState.PREPARED])
+def test_what_was_begun_for_an_older_plan_is_not_taken_for_its_successor(
+    south: South, bundle: Path, state: RunState
+) -> None:
+    """The administrator may not have agreed to the new one, and it may have other tensors."""
+    south.journal.set_run(RUN, RunState.EXPIRED, code="E-RUN-EXPIRED")
+    parcel = parcel_of(bundle)
+    assert south.inbox.begin(SiteName("north"), parcel.offer) == 0
+    plan = replace(compile_plan(federation(), run_id(RUN)), plan_id=new_plan_id())
+    payload = signed_slices(plan, None)[SiteName("south")].payload
+    known = south.journal.run(RUN).prepared
+    south.journal.add_run(replace(known, payload=payload, slice=read_slice(payload), manifest=()), state)
+    with pytest.raises(FedelmyError) as caught:
+        south.inbox.receive(SiteName("north"), RUN, EDGE, parcel.offer.sha256, 0, iter(blocks_of(bundle)))
+    assert caught.value.code == "E-TRANSFER-SEQUENCE"
+    assert not south.journal.run(RUN).has_received
+    assert not south.layout.input(RUN, EDGE).exists()
+
+
+def test_a_plan_that_is_exchanged_while_its_bundle_arrives_gets_none(south: South, bundle: Path) -> None:
+    south.journal.set_run(RUN, RunState.EXPIRED, code="E-RUN-EXPIRED")
+    parcel = parcel_of(bundle)
+    south.inbox.begin(SiteName("north"), parcel.offer)
+    plan = replace(compile_plan(federation(), run_id(RUN)), plan_id=new_plan_id())
+    payload = signed_slices(plan, None)[SiteName("south")].payload
+    known = south.journal.run(RUN).prepared
+
+    def blocks() -> Iterator[Block]:
+        yield from blocks_of(bundle)
+        south.journal.add_run(replace(known, payload=payload, slice=read_slice(payload)), RunState.PENDING)
+
+    with pytest.raises(FedelmyError):
+        south.inbox.receive(SiteName("north"), RUN, EDGE, parcel.offer.sha256, 0, blocks())
+    assert not south.journal.run(RUN).has_received
+    assert not south.layout.input(RUN, EDGE).exists()
+
+
+def distrusting(trust: Trust, site: str) -> Trust:
+    """The same, but for this site: its key is another one than was pinned."""
+    pins = {Subject.of(site, "site"): "0000-0000-0000-0000-0000"}
+    return replace(trust, rules=TrustRules(pins=pins))
+
+
+def test_who_is_not_believed_any_more_gets_no_receipt(
+    south: South, north: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few blocks there are, the sender is looked at once more when all have come."""
+    bundle, complete = make_bundle(tmp_path / "few.safetensors"), Arrival.take
+
+    def take(arrival: Arrival, lane: int, block: Block) -> None:
+        complete(arrival, lane, block)
+        south.trust = distrusting(south.trust, "north")
+
+    monkeypatch.setattr(Arrival, "take", take)
+    with pytest.raises(FedelmyError, match="E-IDENTITY-PIN"):
+        north(south).deliver(parcel_of(bundle), lambda _: None)
+    assert not south.journal.run(RUN).has_received
+
+
+def test_a_receiver_that_is_not_believed_any_more_gets_no_more(
+    south: South, bundle: Path, identities: dict[str, Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hand-over may take hours, and the receiver's key may be stolen meanwhile."""
+    monkeypatch.setattr(again, "_SECONDS", 0.0)
+    identity, moved = identities["north"], list[int]()
+    probed = probe(south.address, identity, expect_role="site")
+
+    def look() -> None:
+        trust = distrusting(identity.trust, "south") if moved else identity.trust
+        trust.verify(probed.chain)
+
+    client = PeerClient(channel_to(south.address, identity, probed), "south", 20.0, look)
+    with pytest.raises(FedelmyError, match=r"E-IDENTITY-PIN.*site/south"):
+        client.deliver(parcel_of(bundle), moved.append)
+    client.close()
+    assert len(moved) < len(blocks_of(bundle))
+    assert not south.journal.run(RUN).has_received

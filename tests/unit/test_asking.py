@@ -10,6 +10,7 @@ from fedelmy_launcher.plans import signed_slices
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.daemon.asking import asked
 from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.texts import MESSAGE_CHARACTERS
 from fedelmy_node.store.records import Prepared, read_slice
 
 REPORT = {
@@ -68,4 +69,4 @@ def test_names_of_the_operator_cannot_pose_as_sentences() -> None:
     text = text_for("north", recipe=recipe)
     assert "\x1b" not in text and "\u202e" not in text
     assert not any(line.startswith("  - ") for line in text.splitlines())
-    assert max(map(len, text.splitlines())) <= 1003
+    assert max(map(len, text.splitlines())) <= MESSAGE_CHARACTERS

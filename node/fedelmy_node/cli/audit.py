@@ -16,6 +16,7 @@ from fedelmy_node.errors import ConfigError, StoreError
 __all__ = ["audit", "audit_line", "record_locally"]
 
 _LEAST_DIGITS = 16
+_LINE_CHARACTERS = 4000
 
 
 @click.group()
@@ -116,10 +117,12 @@ def record_locally(state: Path, act: str, **facts: str | int) -> None:
 
 
 def audit_line(entry: Mapping[str, Any]) -> str:
-    """One line of the log, for people."""
+    """One line of the log, for people; whoever changed the file may have written anything."""
+    from fedelmy_node.domain.texts import clean
+
     facts = entry.get("facts")
     about = [str(entry[key]) for key in ("run", "edge", "code") if entry.get(key)]
     about += [f"{key}={value}" for key, value in facts.items()] if isinstance(facts, dict) else []
     moment = str(entry.get("time", "")).replace("T", " ")[:19]
     who = f"{entry.get('who', '')} ({entry.get('from', '')})"
-    return f"{entry['seq']:>6} {moment} {entry['act']:<21} {who} {' '.join(about)}".rstrip()
+    return clean(f"{entry['seq']:>6} {moment} {entry['act']:<21} {who} {' '.join(about)}", _LINE_CHARACTERS).rstrip()

@@ -88,7 +88,7 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
     if not keystore.is_installed(directory):
         _show(_describe(request, None), _next_steps(request, None, _named(state, home)), as_json)
         return
-    loaded, rotation = keystore.examine(directory), keystore.rotation(directory)
+    loaded, rotation = keystore.look_at(directory), keystore.rotation(directory)
     if loaded.flaw is not None and as_json:
         raise loaded.flaw
     lines = [

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,7 @@ from fedelmy_node.errors import ConfigError
 if TYPE_CHECKING:
     from fedelmy_node.domain.reports import EdgeReport, PrunedRun, RunReport
 
-__all__ = ["runs"]
+__all__ = ["runs", "report_lines", "detail_lines"]
 
 
 @click.group()
@@ -84,9 +84,18 @@ def show_run(run: str, state: Path, as_json: bool) -> None:
         return
     for line in report_lines(report, state_flag(state)):
         click.echo(line)
+    for line in detail_lines(details):
+        click.echo(line)
+
+
+def detail_lines(details: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What the private file says, for people; texts of others are in it, and tracebacks have lines of their own."""
+    from fedelmy_node.domain.texts import clean
+
     for entry in details:
-        text = entry.get("private") or entry.get("traceback", "")
-        click.echo(f"  details {entry['time']}: {entry['message']}: {text}")
+        whole = str(entry.get("private") or entry.get("traceback", ""))
+        text = "\n".join(clean(line, 1000) for line in whole.splitlines())
+        yield f"  details {clean(str(entry.get('time', '')), 40)}: {clean(str(entry.get('message', '')))}: {text}"
 
 
 def report_lines(report: RunReport, flag: str = "", *, waits: bool = True) -> Iterator[str]:

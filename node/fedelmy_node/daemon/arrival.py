@@ -25,7 +25,7 @@ from fedelmy_node.domain.transfer import Block, Offer
 from fedelmy_node.durable import cannot_write, publish
 from fedelmy_node.errors import BundleError, PeerError, TransferError
 
-__all__ = ["Arrival", "partial_path"]
+__all__ = ["Arrival", "partial_path", "remove_others"]
 
 _READ_BYTES: Final = 1 << 20
 _SYNC_BYTES: Final = 64 << 20
@@ -35,6 +35,16 @@ _SYNC_BYTES: Final = 64 << 20
 def partial_path(target: Path, offer: Offer) -> Path:
     """Where a bundle is while it arrives."""
     return target.with_suffix(f".{offer.sha256[:16]}.part")
+
+
+def remove_others(target: Path, offer: Offer) -> None:
+    """What came of other bundles on the same edge: nobody needs it, and a sender could fill the disk with it."""
+    for path in target.parent.glob(f"{target.stem}.*.part"):
+        if path != partial_path(target, offer):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise cannot_write(path, error) from error
 
 
 class Arrival:

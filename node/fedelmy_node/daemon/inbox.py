@@ -14,7 +14,7 @@ from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import longest_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.size import tensor_bytes
-from fedelmy_node.daemon.arrival import Arrival, partial_path
+from fedelmy_node.daemon.arrival import Arrival, partial_path, remove_others
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, StepKind
@@ -53,10 +53,10 @@ class Inbox:
         if known is None:
             raise RunError("E-RUN-UNKNOWN", f"this site has not accepted a run {offer.run[:100]!r}")
         edge = _edge(known, offer.edge, sender)
-        if offer.plan_id != known.slice.plan_id:
-            raise TransferError("E-TRANSFER-OFFER", "the offer belongs to another plan of a run of this name")
         with self._lock_of(offer.run, edge.id):
             record = self._journal.run(offer.run)
+            if offer.plan_id != record.slice.plan_id:
+                raise TransferError("E-TRANSFER-OFFER", "the offer belongs to another plan of a run of this name")
             have = record.edges[edge.id]
             if have.state == EdgeState.DONE:
                 if have.sha256 != offer.sha256:
@@ -81,7 +81,9 @@ class Inbox:
             if replace(before.offer, origin=offer.origin) == offer:
                 return before
             before.give_up()
-        self._arrivals[key] = Arrival(edge, offer, self._layout.input(offer.run, edge.id), manifest)
+        target = self._layout.input(offer.run, edge.id)
+        remove_others(target, offer)
+        self._arrivals[key] = Arrival(edge, offer, target, manifest)
         return self._arrivals[key]
 
     def receive(
@@ -91,6 +93,7 @@ class Inbox:
         arrival = self._arrivals.get((run, edge))
         if arrival is None or arrival.edge.sender != sender or arrival.offer.sha256 != sha256:
             raise TransferError("E-TRANSFER-SEQUENCE", f"the transfer on {edge} was not begun")
+        self._journal.run(run).check_takes(arrival.offer.plan_id)
         lane = arrival.claim(first)
         try:
             for block in blocks:
@@ -111,8 +114,8 @@ class Inbox:
         facts: dict[str, str | int] = {"bytes": offer.size, "sha256": offer.sha256, "carries": edge.carries.value}
         try:
             self._record(Act(act="delivery-received", run=run, edge=edge.id, facts=facts))
-            won = self._journal.meet_need(run, edge, rivals, offer.origin, data)
-        except (RunError, StoreError):
+            won = self._journal.meet_need(run, edge, rivals, offer.origin, data, plan_id=offer.plan_id)
+        except (RunError, StoreError, TransferError):
             arrival.target.unlink(missing_ok=True)
             raise
         if not won:

@@ -9,7 +9,7 @@ from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName
 from fedelmy_node.domain.plan import Edge, Slice, StepKind
 from fedelmy_node.errors import ConsentError, FedelmyError
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.rpc.clients import PeerClient
 
 __all__ = ["Peers"]
@@ -42,23 +42,29 @@ class Peers:
 
     def connect(self, plan: Slice, site: SiteName) -> PeerClient:
         """A new connection to a neighbour of this plan, whose certificate was checked; the caller closes it."""
-        from fedelmy_node.rpc.dial import open_channel  # and with it ssl, which an idle daemon does not need
+        from fedelmy_node.rpc.dial import channel_to, open_channel, probe  # and ssl, which an idle daemon does without
 
-        channel = open_channel(
-            self._address(plan, site),
-            self._identity() if self._identity else None,
-            expect_site=site,
-            expect_role="site",
-            insecure_name=f"site/{self._site}",
-        )
-        return PeerClient(channel, site, self._config.stall_seconds)
+        address, live = self._address(plan, site), self._identity
+        if live is None:
+            channel = open_channel(address, None, expect_role="site", insecure_name=f"site/{self._site}")
+            return PeerClient(channel, site, self._config.stall_seconds)
+        identity = live()
+        probed = probe(address, identity, expect_role="site", expect_site=site)
+
+        def look() -> None:
+            """A hand-over may take hours: whoever is revoked meanwhile gets no more of it."""
+            live().trust.verify(probed.chain)
+
+        return PeerClient(channel_to(address, identity, probed), site, self._config.stall_seconds, look)
 
     def _agrees(self, plan: Slice, edge: Edge) -> bool:
         """Consent to send: --peer names the receiver, or the result goes back to whoever contributed to it."""
         if self._agreed_address(plan, edge.receiver) is not None:
             return True
-        contributed = {e.sender for e in plan.edges_in if e.carries != StepKind.DELIVER}
-        return edge.carries == StepKind.DELIVER and edge.receiver in contributed
+        # Of the two ends of an edge only this site's own is known: the plan may call the other one what it likes.
+        contributed = {e.sender for e in plan.edges_in if plan.step(e.target).kind == StepKind.TRAIN}
+        is_result = StepKind.DELIVER == edge.carries == plan.step(edge.source).kind
+        return is_result and edge.receiver in contributed
 
     def _address(self, plan: Slice, site: SiteName) -> Address:
         """The site's own word (--peer) goes before the operator's (the plan)."""

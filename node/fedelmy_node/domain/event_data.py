@@ -85,7 +85,7 @@ _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
     EventKind.AROUND: {"steps": _is_steps, "code": _is_text, "message": _is_text, "peer?": _is_text},
     EventKind.WARNING: {"code": _is_text, "message": _is_text},
 }  # fmt: skip
-"""A key with a question mark may be missing; what a site need not disclose always may."""
+"""A key with a question mark may be missing: some events do not have it, or the site does not disclose it."""
 
 
 def check_event_data(kind: EventKind, data: Mapping[str, Any]) -> None:

@@ -196,6 +196,7 @@ class Slice:
             _expect(bool(edge.skips) == (edge.need != edge.source), f"{edge.id} is neither a way nor a way around")
         for edge in self.edges_in:
             _expect(edge.receiver == self.site and edge.target in own, f"edge {edge.id} does not end here")
+            _expect(edge.carries == own[edge.target].kind, f"{edge.id} carries something else than it is for")
             _expect(edge.sender in known and edge.sender != self.site, f"the sender of {edge.id} has no address")
         for edge in self.edges_out:
             _expect(edge.sender == self.site and edge.source in own, f"edge {edge.id} does not begin here")

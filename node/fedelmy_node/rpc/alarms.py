@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from itertools import count
 from typing import Final
 
 __all__ = ["Alarm", "Alarms"]
+
+_log = logging.getLogger(__name__)
+_LEAST_ROOM: Final = 256
 
 Look = Callable[[], float | None]
 """Looks, and says in how many seconds to look again; None: never."""
@@ -29,11 +33,16 @@ class Alarm:
 
 
 class Alarms:
-    """The thread begins with the first alarm and ends with the process."""
+    """The thread begins with the first alarm and ends with the process.
+
+    Most alarms are put off long before they are due. They stay in the heap until they are most of it.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, Alarm]] = []
+        self._room = _LEAST_ROOM
+        """How long the heap may get before it is looked through."""
         self._numbers: Final = count()
         self._thread: threading.Thread | None = None
 
@@ -48,6 +57,10 @@ class Alarms:
         return alarm
 
     def _add(self, due: float, alarm: Alarm) -> None:
+        if len(self._due) >= self._room:
+            self._due = [entry for entry in self._due if entry[2].look is not None]
+            heapq.heapify(self._due)
+            self._room = max(_LEAST_ROOM, 2 * len(self._due))
         heapq.heappush(self._due, (due, next(self._numbers), alarm))
         if self._due[0][2] is alarm:
             self._changed.notify()
@@ -63,7 +76,11 @@ class Alarms:
                     continue
                 _, _, alarm = heapq.heappop(self._due)
             look = alarm.look
-            again = look() if look is not None else None
+            try:
+                again = look() if look is not None else None
+            except Exception:  # noqa: BLE001 -- every other limit of this process hangs on this thread
+                _log.exception("fault while looking at a call")
+                again = None
             if again is not None:
                 with self._changed:
                     self._add(time.monotonic() + again, alarm)

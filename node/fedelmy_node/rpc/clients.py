@@ -98,10 +98,14 @@ class OperatorClient:
 class PeerClient:
     """One site's view of a neighbour."""
 
-    def __init__(self, channel: grpc.Channel, name: str, stall_seconds: float) -> None:
+    def __init__(
+        self, channel: grpc.Channel, name: str, stall_seconds: float, look: Callable[[], object] = lambda: None
+    ) -> None:
+        """`look` raises if the neighbour is not to be believed any more; streams ask it as long as they last."""
         self._channel = channel
         self._name = name
         self._stall_seconds = stall_seconds
+        self._look = look
         self._peer = peer_pb2_grpc.PeerStub(channel)
         self._transfer = transfer_pb2_grpc.TransferStub(channel)
         self._send_method = send_method(channel)
@@ -113,6 +117,7 @@ class PeerClient:
         """How the run is doing there, now and at every change; ends when it is over there, or with the channel."""
         with map_errors(self._name):
             for message in self._peer.Watch(peer_pb2.NeighbourWatch(run=run)):
+                self._look()
                 yield convert.neighbour_state_from_pb(message)
 
     def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:
@@ -134,7 +139,7 @@ class PeerClient:
 
     def _send(self, stream: BlockStream, moved: Callable[[int], None]) -> Receipt:
         try:
-            return convert.receipt_from_pb(stream.send(self._send_method, self._stall_seconds, moved))
+            return convert.receipt_from_pb(stream.send(self._send_method, self._stall_seconds, moved, self._look))
         except Stalled:
             message = f"nothing moved towards {self._name} for {self._stall_seconds:g} s"
             raise TransferError("E-TRANSFER-STALLED", message) from None
@@ -164,13 +169,13 @@ class AdminClient:
 
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
         request = admin_pb2.ApproveRequest(run=run, plan_sha256=plan_sha256)
-        with map_errors("the daemon"):
-            return RunState(self._stub.Approve(request, timeout=_ANSWER_SECONDS).state)
+        with map_errors("the daemon", local=True):
+            return convert.state_from_pb(self._stub.Approve(request, timeout=_ANSWER_SECONDS).state)
 
     def refuse(self, run: RunId, reason: str) -> RunState:
         request = admin_pb2.RefuseRequest(run=run, reason=reason)
-        with map_errors("the daemon"):
-            return RunState(self._stub.Refuse(request, timeout=_ANSWER_SECONDS).state)
+        with map_errors("the daemon", local=True):
+            return convert.state_from_pb(self._stub.Refuse(request, timeout=_ANSWER_SECONDS).state)
 
     def model(self, run: RunId | None) -> ResultModel:
         with map_errors("the daemon", local=True):

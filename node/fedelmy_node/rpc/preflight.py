@@ -21,15 +21,9 @@ from cryptography import x509
 
 from fedelmy_node.domain.names import Address, SiteName
 from fedelmy_node.errors import FedelmyError, IdentityError, PeerError
-from fedelmy_node.identity.certificates import (
-    Role,
-    Subject,
-    fingerprint,
-    public_key,
-    tls_name,
-    to_pem,
-)
+from fedelmy_node.identity.certificates import fingerprint, public_key, tls_name, to_pem
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.subject import Role, Subject
 
 __all__ = ["Probed", "probe", "reach", "PROBE_SECONDS"]
 
@@ -61,6 +55,8 @@ class Probed:
     """Name and role in the other end's certificate."""
     certificate_pem: bytes = field(repr=False)
     """The leaf that a channel may now trust."""
+    chain: tuple[x509.Certificate, ...] = field(repr=False)
+    """The same with its intermediates, so that it can be judged again."""
     tls_name: str
     """A name in the leaf, which the channel expects."""
     fingerprint: str
@@ -134,6 +130,7 @@ def _shake_hands(address: Address, identity: Identity, role: Role, site: SiteNam
             return Probed(
                 subject=subject,
                 certificate_pem=to_pem(certificate),
+                chain=chain,
                 tls_name=tls_name(certificate),
                 fingerprint=fingerprint(public_key(certificate)),
                 not_after=certificate.not_valid_after_utc,

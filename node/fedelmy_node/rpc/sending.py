@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from fedelmy_node.domain.transfer import Offer, Parcel
-from fedelmy_node.errors import StoreError
+from fedelmy_node.errors import FedelmyError, StoreError
+from fedelmy_node.rpc.again import Again
 from fedelmy_node.rpc.ahead import Ahead
 from fedelmy_node.rpc.blocks import encode_block, encode_header
 from fedelmy_proto.v1 import transfer_pb2
@@ -49,17 +50,21 @@ class BlockStream:
     parcel: Parcel
     first: int
 
-    def send(self, method: Any, stall_seconds: float, moved: Callable[[int], None]) -> transfer_pb2.Receipt:
-        """Send them all and wait for the receipt."""
+    def send(
+        self, method: Any, stall_seconds: float, moved: Callable[[int], None], look: Callable[[], object]
+    ) -> transfer_pb2.Receipt:
+        """Send them all and wait for the receipt; `look` raises if the receiver may not have any more."""
         with FileIO(self.parcel.path) as file:
             digest = _hash_first(file, self.first * self.parcel.offer.block_bytes)
             blocks = Ahead(_encoded(file, self.parcel.offer, self.first, digest), _BLOCKS_AHEAD, "block-reader")
             watchdog = _Watchdog(stall_seconds)
-            call = method.future(self._requests(blocks, watchdog, moved))
+            call = method.future(self._requests(blocks, watchdog, moved, Again(look)))
             watchdog.start(call)
             try:
                 return call.result()  # type: ignore[no-any-return]
             except (grpc.FutureCancelledError, grpc.RpcError):
+                if watchdog.refused is not None:
+                    raise watchdog.refused from None
                 if watchdog.fired:
                     raise Stalled from None
                 raise
@@ -68,7 +73,7 @@ class BlockStream:
                 blocks.close()
 
     def _requests(
-        self, blocks: Iterator[tuple[int, bytes]], watchdog: _Watchdog, moved: Callable[[int], None]
+        self, blocks: Iterator[tuple[int, bytes]], watchdog: _Watchdog, moved: Callable[[int], None], look: Again
     ) -> Iterator[bytes]:
         offer = self.parcel.offer
         yield encode_header(
@@ -77,6 +82,11 @@ class BlockStream:
             )
         )
         for end, message in blocks:
+            try:
+                look()
+            except FedelmyError as error:  # raised here, it would be a traceback of gRPC's
+                watchdog.refused = error
+                return  # the stream has ended too early; if that is not answered, the watchdog fires
             yield message
             watchdog.progress()
             moved(end)
@@ -126,6 +136,8 @@ class _Watchdog:
         self._moves = 0
         self._stopped = False
         self.fired = False
+        self.refused: FedelmyError | None = None
+        """Why no more was sent."""
 
     def start(self, call: grpc.Future[Any]) -> None:
         threading.Thread(target=self._watch, args=(call,), name="stall-watchdog", daemon=True).start()

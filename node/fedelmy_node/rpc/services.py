@@ -31,6 +31,7 @@ from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import IdentityError, TransferError
 from fedelmy_node.identity.files import LIST_BYTES
 from fedelmy_node.rpc import convert
+from fedelmy_node.rpc.again import Again
 from fedelmy_node.rpc.ahead import Ahead
 from fedelmy_node.rpc.blocks import decode_request
 from fedelmy_node.rpc.bounds import MAX_BEGIN_BYTES, asked_edge, asked_run, bounded, seconds
@@ -52,8 +53,6 @@ SendRequest = Block | transfer_pb2.SendRequest
 """What `blocks` makes of a message."""
 _BLOCKS_AHEAD: Final = 2
 """Received while the one before is verified and written; they are taken even if the link is cut meanwhile."""
-_BLOCKS_PER_CHECK: Final = 16
-"""How many blocks of a transfer may pass before its sender's certificate is looked at again."""
 RULES: Mapping[str, Rule] = {
     **{
         f"/fedelmy.v1.Control/{method}": Rule(roles=("operator",), budget="control")
@@ -206,10 +205,11 @@ class _Transfer:
 
 
 def _blocks(requests: Iterator[SendRequest], context: Context) -> Iterator[Block]:
-    for count, request in enumerate(requests):
-        if count % _BLOCKS_PER_CHECK == 0:
-            recheck(context)
+    look = Again(lambda: recheck(context))
+    for request in requests:
+        look()
         yield request if isinstance(request, Block) else _block(request)
+    recheck(context)  # before there is a receipt
 
 
 def _block(request: transfer_pb2.SendRequest) -> Block:

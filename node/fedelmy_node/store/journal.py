@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,10 +131,9 @@ class Journal:
         return self._prepared[run]
 
     def find_run(self, run: RunId) -> RunRecord | None:
-        try:
+        with suppress(RunError):
             return self.run(run)
-        except RunError:
-            return None
+        return None
 
     def runs(self, *states: RunState) -> list[RunSummary]:
         """Every run (in one of these states), newest first."""
@@ -252,11 +251,14 @@ class Journal:
                 self._event(run, step, EventKind.SENT, {"edge": edge, **data})
 
     def meet_need(
-        self, run: RunId, way: Edge | Shortcut, rivals: Iterable[EdgeId], origin: Origin, data: Mapping[str, Any]
-    ) -> bool:
+        self, run: RunId, way: Edge | Shortcut, rivals: Iterable[EdgeId], origin: Origin, data: Mapping[str, Any],
+        *, plan_id: str | None = None,
+    ) -> bool:  # fmt: skip
         """A need of a step here is met on this way, and every other way is closed. False if another way was first."""
         others = list(rivals)
         with self._change():
+            if plan_id is not None:  # it comes from outside, and the plan may have been exchanged meanwhile
+                Journal.run(self, run).check_takes(plan_id)
             if any(self._edge(run, other)["state"] == EdgeState.DONE for other in others):
                 return False
             if self._edge(run, way.id)["state"] != EdgeState.DONE:
@@ -388,8 +390,8 @@ def _cancel(row: sqlite3.Row) -> Signed | None:
 
 
 def _cannot_commit(error: sqlite3.Error) -> StoreError:
-    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    code = {sqlite3.SQLITE_FULL: "E-STORE-DISK", sqlite3.SQLITE_READONLY: "E-STORE-UNWRITABLE"}.get(primary)
+    codes = {sqlite3.SQLITE_FULL: "E-STORE-DISK", sqlite3.SQLITE_READONLY: "E-STORE-UNWRITABLE"}
+    code = codes.get(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF)
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return StoreError(code or "E-STORE-DAMAGED", f"the journal cannot be written: {name}", private=str(error))
 

@@ -19,7 +19,7 @@ from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind
 from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Origin, Skip
-from fedelmy_node.errors import ConfigError, PeerError, RunError
+from fedelmy_node.errors import ConfigError, PeerError, RunError, TransferError
 
 __all__ = ["Prepared", "StepRecord", "EdgeRecord", "RunRecord", "read_slice"]
 
@@ -132,6 +132,12 @@ class RunRecord:
     def is_unapproved(self) -> bool:
         """Whether this site's administrator has not agreed: then nothing begins, whatever comes."""
         return self.state == RunState.PENDING or self.code == "E-CONSENT-APPROVAL"
+
+    def check_takes(self, plan_id: str) -> None:
+        """Refuse what was begun for another plan of the same name, or before this site has agreed to this one."""
+        if self.slice.plan_id != plan_id or self.is_unapproved:
+            message = f"run {self.slice.run} has another plan since the transfer was begun; begin anew"
+            raise TransferError("E-TRANSFER-SEQUENCE", message)
 
     @property
     def has_received(self) -> bool:
