@@ -199,7 +199,10 @@ class Node:
         return number
 
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer:
-        operator = check_operator(signed, self._identity, Purpose.PLAN) or operator
+        signer = check_operator(signed, self._identity, Purpose.PLAN)
+        if signer not in (None, operator):  # an old copy of somebody else's word
+            message = f"operator {operator} brings a plan that operator {signer} has signed"
+            raise IdentityError("E-IDENTITY-SIGNATURE", message)
         with self._disclosed.errors():
             prepared, state = self._preparation.accept(signed, operator, check_only=check_only, record=self._record)
         if not check_only:
