@@ -235,6 +235,15 @@ def test_a_run_of_the_same_name_with_another_plan(bed: Bed) -> None:
     assert ends == [("run-withdrawn", "operator/operator"), ("run-cancelled", "operator/operator")]
 
 
+def test_an_operator_cannot_bring_what_another_has_signed(bed: Bed, forge: Callable[..., Identity]) -> None:
+    """Plans do not grow old: whoever has a copy could begin a run again in another's name."""
+    bed.callers["bob"] = forge("bob.operator.fedelmy")
+    plan = replace(compile_plan(decode(Federation, CHAIN), run_id("again")), plan_id=new_plan_id())
+    signed, control = signed_slices(plan, bed.callers["operator"])[SOUTH], bed.operator("bob")
+    refused(bed, "E-IDENTITY-SIGNATURE", "plan-refused", "operator/bob", lambda: control.prepare(signed), "")
+    control.close()
+
+
 def test_a_flood_of_refusals_is_a_few_lines(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
     """First as often as a site may call, then far more often; of each kind three are written, and all are counted."""
     caplog.set_level(logging.INFO)

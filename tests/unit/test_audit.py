@@ -244,3 +244,23 @@ def test_many_callers_take_bounded_room() -> None:
     take.close()
     assert len(acts) <= refusals._ALL + refusals._SUMS + 1
     assert sum(act.facts.get("more", 1) for act in acts) == 5000  # type: ignore[misc]
+
+
+def test_a_log_is_whole_while_others_write_and_put_files_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict of forgery that is none would be worse than none."""
+    monkeypatch.setattr(store, "_ROTATE_BYTES", 2000)
+    fill(tmp_path, 1)
+    over = threading.Event()
+
+    def write() -> None:
+        log = AuditLog(tmp_path)
+        while not over.is_set():
+            log.note(Act(act="call-refused", who="nobody"))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert [verify(tmp_path).problems for _ in range(200)] == [[]] * 200
+    finally:
+        over.set()
+        writer.join()

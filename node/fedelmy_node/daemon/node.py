@@ -200,7 +200,10 @@ class Node:
         return number
 
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer:
-        operator = signer(signed, self._identity, Purpose.PLAN) or operator
+        signed_by = signer(signed, self._identity, Purpose.PLAN)
+        if signed_by not in (None, operator):  # an old copy of somebody else's word
+            message = f"operator {operator} brings a plan that operator {signed_by} has signed"
+            raise IdentityError("E-IDENTITY-SIGNATURE", message)
         with self._disclosed.errors():
             prepared, state = self._preparation.accept(signed, operator, check_only=check_only, record=self._record)
         if not check_only:

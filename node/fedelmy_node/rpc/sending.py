@@ -51,7 +51,7 @@ class BlockStream:
     first: int
 
     def send(
-        self, method: Any, stall_seconds: float, moved: Callable[[int], None], look: Callable[[], object]
+        self, method: Any, stall_seconds: float, moved: Callable[[int], None], look: Callable[[], object] = lambda: None
     ) -> transfer_pb2.Receipt:
         """Send them all and wait for the receipt; `look` raises if the receiver may not have any more."""
         with FileIO(self.parcel.path) as file:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import StoreError
@@ -17,6 +19,8 @@ __all__ = ["Verdict", "verify", "entries"]
 _MOST_PROBLEMS: Final = 20
 _LINE_BYTES: Final = 1 << 20
 _PROBLEM_CHARACTERS: Final = 300
+_ASIDE_SECONDS: Final = 0.05
+"""A writer puts the current file aside and makes the next one: for a moment there is none."""
 
 
 @dataclass(slots=True)
@@ -40,16 +44,16 @@ def verify(root: Path, expect: str = "") -> Verdict:
     """Every hash, every number, and that the end is the one that was noted; `expect`: a hash, or its beginning."""
     noted, files = _snapshot(root)
     walk = _Walk(expect.lower(), noted)
-    for path, size in files:
-        for line in _lines(path, size):
+    for file, size in files:
+        for line in _lines(file, size):
             walk.take(line)
     return walk.end()
 
 
 def entries(root: Path) -> Iterator[dict[str, Any]]:
     """What the log says, oldest first; lines that are not readable are passed over: `verify` names them."""
-    for path, size in _snapshot(root)[1]:
-        for line in _lines(path, size):
+    for file, size in _snapshot(root)[1]:
+        for line in _lines(file, size):
             found = read_line(line)
             if found is not None:
                 yield found
@@ -126,27 +130,39 @@ def _moment(entry: dict[str, Any]) -> str:
     return clean(str(entry.get("time", "")), 40)  # whoever changed the file may have written anything
 
 
-def _snapshot(root: Path) -> tuple[Head | None, list[tuple[Path, int]]]:
-    """The noted end, and how far each file goes, at one moment; what is added meanwhile is left for the next time."""
+def _snapshot(root: Path) -> tuple[Head | None, list[tuple[BinaryIO, int]]]:
+    """The noted end, and every file with how far it goes, at one moment; what is added meanwhile is for the next time.
+
+    The files are opened under the lock: a writer may put the current one aside, and remove the oldest, right after.
+    """
     current = audit_files(root)[-1]
-    try:
-        with current.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            noted = read_head(root)
-            return noted, [(path, path.stat().st_size) for path in audit_files(root) if path.exists()]
-    except FileNotFoundError:
-        if read_head(root) is None and len(audit_files(root)) == 1:
-            raise StoreError("E-AUDIT-MISSING", "there is no audit log yet", private=str(current)) from None
-        return read_head(root), [(path, path.stat().st_size) for path in audit_files(root) if path.exists()]
-    except OSError as error:
-        message = f"the audit log cannot be read: {error.strerror}"
-        raise StoreError("E-STORE-DAMAGED", message, private=str(current)) from error
+    for last_try in (False, False, True):
+        try:
+            with current.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                if os.fstat(file.fileno()).st_ino == current.stat().st_ino or last_try:
+                    return read_head(root), _opened(root)
+        except FileNotFoundError:
+            if read_head(root) is None and len(audit_files(root)) == 1:
+                raise StoreError("E-AUDIT-MISSING", "there is no audit log yet", private=str(current)) from None
+            if last_try:
+                return read_head(root), _opened(root)
+            time.sleep(_ASIDE_SECONDS)
+        except OSError as error:
+            message = f"the audit log cannot be read: {error.strerror}"
+            raise StoreError("E-STORE-DAMAGED", message, private=str(current)) from error
+    raise AssertionError("the last try returns or raises")
 
 
-def _lines(path: Path, size: int) -> Iterator[bytes]:
+def _opened(root: Path) -> list[tuple[BinaryIO, int]]:
+    files = [path.open("rb") for path in audit_files(root) if path.exists()]
+    return [(file, os.fstat(file.fileno()).st_size) for file in files]
+
+
+def _lines(file: BinaryIO, size: int) -> Iterator[bytes]:
     """Each line without its newline, which the last one may lack; memory is bounded, whatever is in the file."""
     left = size
-    with path.open("rb") as file:
+    with file:
         while left > 0 and (line := file.readline(min(left, _LINE_BYTES))):
             left -= len(line)
             yield line.removesuffix(b"\n")
