@@ -71,8 +71,11 @@ def load_federation(path: Path, found: Sequence[Member] | None = None) -> Federa
     site, its policy and its data for simulation stay.
     """
     try:
-        defaults: dict[str, Any] = {"strategy": {}} | ({} if found is None else {"sites": []})
-        file = decode(_File, defaults | read_toml(path))
+        tables: dict[str, Any] = {"strategy": {}} | ({} if found is None else {"sites": []}) | read_toml(path)
+        if "sites" not in tables:
+            hint = "Add a [[sites]] table for each, or `--head HOST:PORT` to find them (`fedelmy-launch discover`)."
+            raise ConfigError("E-CONFIG-VALUE", "no sites are listed", hint=hint)
+        file = decode(_File, tables)
         if found is not None:
             listed = {member.name: member for member in file.sites}
             merged = (replace(listed.get(site.name, site), address=site.address) for site in found)

@@ -18,6 +18,9 @@ __all__ = ["Streams", "News", "Lost", "Ended"]
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 2.0
 """Between two attempts to hear from a site that does not answer."""
+_LASTING: Final = ("E-PEER-PROTOCOL", "E-PEER-CONTRACT")
+_TIMES: Final = 3
+"""What a site says and nobody here understands: so often without anything else, and it will not get better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +72,13 @@ class Streams:
 
     def _listen(self, site: SiteName, after: int) -> None:
         """One site's events: nothing is missed and nothing told twice."""
-        ended, is_final = Ended(site), False
+        ended, is_final, misunderstood = Ended(site), False, 0
         try:
             while not self._stopped.is_set():
                 try:
                     for event in self._sites.client(site).watch(self._run, after):
                         _check_source(event, site, self._run, after)
-                        after = event.seq
+                        after, misunderstood = event.seq, 0
                         if event.kind == EventKind.RUN:
                             is_final = RunState(event.data["state"]).is_final
                         self._news.put(event)
@@ -85,6 +88,9 @@ class Streams:
                 except (PeerError, IdentityError) as error:
                     if self._stopped.is_set():
                         return
+                    misunderstood += error.code in _LASTING
+                    if misunderstood >= _TIMES:
+                        raise
                     self._sites.drop(site)
                     self._news.put(Lost(site, error))
                     self._stopped.wait(_RETRY_SECONDS)

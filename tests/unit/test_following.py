@@ -182,6 +182,16 @@ def test_a_site_that_lost_the_run_is_the_end_if_nothing_leads_around_it(capsys: 
         follow(told, capsys)
 
 
+def test_a_site_that_nobody_understands_is_not_asked_for_ever(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedelmy_launcher.listening._RETRY_SECONDS", 0.0)
+    strange = PeerError("E-PEER-PROTOCOL", "south: the answer does not fit")
+    told = {"north": Told(events("north", run_state("running")), None, DOWN), "south": Told([], None, strange)}
+    with pytest.raises(PeerError, match="E-PEER-PROTOCOL"):
+        follow(told, capsys)
+
+
 def test_a_site_that_is_back_names_sites_that_nobody_knew(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -287,9 +287,13 @@ class Node:
             active=active,
             queue=waiting,
             problems=tuple(problems),
-            warnings=self._identity().warnings() if self._identity else (),
+            warnings=(*(self._identity().warnings() if self._identity else ()), *self._unapproved()),
             certificate_expires=self._identity().not_after.timestamp() if self._identity else 0.0,
         )
+
+    def _unapproved(self) -> Iterator[str]:
+        for known in self._journal.runs(RunState.PENDING):
+            yield f"run {known.run} waits for you: `fedelmy-node runs show {known.run}`, then approve or refuse it"
 
     def runs(self) -> list[RunSummary]:
         return self._journal.runs()
