@@ -39,3 +39,12 @@ def test_a_look_that_fails_takes_no_other_with_it() -> None:
     alarms.after(0.01, lambda: 1 / 0)
     alarms.after(0.05, done.set)  # type: ignore[arg-type]  # None: never again
     assert done.wait(10)
+
+
+def test_what_was_put_off_takes_bounded_room() -> None:
+    alarms, last = Alarms(), threading.Event()
+    for _ in range(20_000):
+        alarms.after(3600, lambda: None).off()
+    assert len(alarms._due) <= 2048
+    alarms.after(0.01, last.set)  # type: ignore[arg-type]
+    assert last.wait(10)
