@@ -15,8 +15,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedelmy_launcher import authority
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.certificates import Subject, fingerprint, to_pem
+from fedelmy_node.identity.certificates import fingerprint, to_pem
+from fedelmy_node.identity.keys import encode_key, read_key
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
 from hospital import Hospital
 
@@ -56,7 +58,7 @@ def hospital(tmp_path_factory: pytest.TempPathFactory) -> Hospital:
 @pytest.fixture(scope="session")
 def forge(federation_ca: Path) -> Forge:
     """Certificates that `ca sign` would never make, signed with the real CA's key."""
-    ca_key = keystore.read_key(federation_ca / "ca.key")
+    ca_key = read_key(federation_ca / "ca.key")
     ca = x509.load_pem_x509_certificate((federation_ca / "ca.pem").read_bytes())
 
     def make(
@@ -84,7 +86,7 @@ def forge(federation_ca: Path) -> Forge:
         leaf = builder.sign(ca_key, hashes.SHA256())
         return Identity(
             subject=Subject.of("south", "site"),
-            key_pem=keystore.encode_key(key),
+            key_pem=encode_key(key),
             certificate_pem=to_pem(leaf),
             trust=Trust(to_pem(ca)),
             not_after=leaf.not_valid_after_utc,

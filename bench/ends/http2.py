@@ -22,18 +22,28 @@ class Connection:
     """One connection with a client certificate; streams have odd numbers, the first is 1."""
 
     def __init__(
-        self, address: str, identity: Path, timeout_seconds: float = 10, settings: Mapping[int, int] | None = None
+        self,
+        address: str,
+        identity: Path,
+        *,
+        version: ssl.TLSVersion | None = None,
+        settings: Mapping[int, int] | None = None,
     ) -> None:
+        """`version`: of TLS, and no other; None: whatever both ends have. `settings`: of HTTP/2, other than usual."""
         host, _, port = address.rpartition(":")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(identity / "ca.pem")
         context.load_cert_chain(identity / "certificate.pem", identity / "key.pem")
         context.set_alpn_protocols(["h2"])
-        plain = socket.create_connection((host, int(port)), timeout_seconds)
+        if version is not None:
+            context.minimum_version = context.maximum_version = version
+        plain = socket.create_connection((host, int(port)), 10)
         self._socket = context.wrap_socket(plain)
         self._buffer = b""
         self._next = 1
+        self.answers = b""
+        """What came as headers and data, of all streams, as it came."""
         own = b"".join(struct.pack(">HI", *pair) for pair in (settings or {}).items())
         self._socket.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, own))
 
@@ -77,7 +87,9 @@ class Connection:
                 self._socket.sendall(_frame(_PING, _ACK, 0, payload))
             elif kind == _SETTINGS and not flags & _ACK:
                 self._socket.sendall(_frame(_SETTINGS, _ACK, 0))
-            elif kind == _RESET or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
+            elif kind in (_DATA, _HEADERS):
+                self.answers += payload
+            if kind == _RESET or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
                 ended.add(stream)
         return ended
 

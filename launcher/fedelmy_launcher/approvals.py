@@ -6,11 +6,10 @@ Their events tell; nothing is asked again. A launcher that goes away meanwhile i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from fedelmy_launcher.control import Sites, withdraw
 from fedelmy_launcher.listening import Lost, Streams
-from fedelmy_node.domain.events import Event, EventKind, RunState
+from fedelmy_node.domain.events import AHEAD, Event, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.reports import RunReport
 from fedelmy_node.errors import ConsentError, FedelmyError, RunError, error_from_code
@@ -19,7 +18,6 @@ __all__ = ["Tell", "await_approvals", "nobody"]
 
 Tell = Callable[[SiteName, str, str], None]
 """Told of a site, its state, and one line of news."""
-_AHEAD: Final = (RunState.PENDING, RunState.PREPARED)
 
 
 def nobody(site: SiteName, state: str, news: str) -> None:
@@ -36,7 +34,7 @@ def await_approvals(sites: Sites, run: RunId, reports: Mapping[SiteName, RunRepo
     states: dict[SiteName, tuple[RunState, str, str]] = {}
     lost: set[SiteName] = set()
     # Those that have agreed are heard, too: the run can be cancelled or expire there meanwhile.
-    ahead = [site for site, report in reports.items() if report.state in _AHEAD]
+    ahead = [site for site, report in reports.items() if report.state in AHEAD]
     with Streams(sites, run) as streams:
         for site in ahead:
             streams.listen(site, reports[site].last_event)

@@ -29,8 +29,6 @@ from fedelmy_node.errors import ConfigError, IdentityError, StoreError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import (
     KEY_USAGES,
-    Role,
-    Subject,
     check_authority,
     check_dates,
     fingerprint,
@@ -39,7 +37,9 @@ from fedelmy_node.identity.certificates import (
     to_pem,
 )
 from fedelmy_node.identity.files import make_directory, read_file
+from fedelmy_node.identity.keys import encode_key, read_key
 from fedelmy_node.identity.requests import Request, common_name, read_request
+from fedelmy_node.identity.subject import Role, Subject
 
 __all__ = [
     "Signed", "Issued", "Certified", "Revoked", "LEAF_DAYS",
@@ -70,6 +70,8 @@ class Signed:
     path: Path
     """The one file to send back: the certificate, then the CA's."""
     not_after: datetime
+    old_keys: tuple[str, ...] = ()
+    """Fingerprints of the name's other keys, whose certificates are still valid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +112,7 @@ def _found(directory: Path, operator: str) -> Signed:
     make_directory(directory)
     key = ec.generate_private_key(ec.SECP256R1())
     write_durably(directory / _CERTIFICATE, to_pem(_self_signed(key)), 0o644)
-    write_durably(directory / _KEY, keystore.encode_key(key), 0o600)
+    write_durably(directory / _KEY, encode_key(key), 0o600)
     home = directory / _OPERATOR
     keystore.init(home, operator, "operator")
     signed = sign(directory, home / "request.csr", home / "signed.pem", role="operator")
@@ -145,6 +147,7 @@ def sign(
     with open_register(directory) as register:
         _refuse_revoked_key(register, request)
         _refuse_other_key(register, request, replace)
+        valid = [each for each in _own(request.subject, register.certified()) if each.state == "valid"]
         leaf = _leaf(request, key, ca, days)
         register.append(leaf, request)
     write_durably(out, to_pem(leaf) + to_pem(ca), 0o644)
@@ -153,6 +156,7 @@ def sign(
         fingerprint=request.fingerprint,
         path=out,
         not_after=leaf.not_valid_after_utc,
+        old_keys=tuple(dict.fromkeys(e.fingerprint for e in valid if e.issued.key != request.full_fingerprint)),
     )
 
 
@@ -171,13 +175,22 @@ def certified(directory: Path) -> tuple[Certified, ...]:
 
 
 def revoke(
-    directory: Path, name: str, *, role: Role = "site", serials: Sequence[str] = (), reason: str = "unspecified"
+    directory: Path,
+    name: str,
+    *,
+    role: Role = "site",
+    keys: Sequence[str] = (),
+    serials: Sequence[str] = (),
+    reason: str = "unspecified",
 ) -> Revoked:
-    """Revoke certificates of a name, all that are valid or those with these serial numbers, and write the list anew."""
+    """Revoke certificates of a name, and write the list anew.
+
+    All that are valid, or those for the keys with these fingerprints and those with these serial numbers.
+    """
     key, ca = _load(directory)
     subject = Subject.of(name, role)
     with open_register(directory) as register:
-        chosen = _chosen(subject, register.certified(), serials)
+        chosen = _chosen(subject, register.certified(), keys, serials)
         before, now = register.revocations, datetime.now(UTC)
         number = before.number + 1 if before else 1
         # Sites get lists by hand, so none is ever out of date; a newer one simply replaces it.
@@ -206,7 +219,7 @@ def _load(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
             f"there is no CA in {directory}",
             hint="Run `fedelmy-launch ca init`, or name the directory of the CA with --dir.",
         )
-    key = keystore.read_key(directory / _KEY)
+    key = read_key(directory / _KEY)
     ca = parse_certificates(read_file(directory / _CERTIFICATE), str(directory / _CERTIFICATE))[0]
     check_authority(ca)
     check_dates(ca, "the federation's CA")
@@ -265,16 +278,26 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _chosen(subject: Subject, known: Sequence[Certified], serials: Sequence[str]) -> list[Issued]:
-    """What is to be revoked; a serial number that fits nothing, or more than one, is refused."""
-    own = [each for each in known if (each.issued.name, each.issued.role) == (subject.name, subject.role)]
-    valid = [each.issued for each in own if each.state == "valid"]
+def _own(subject: Subject, known: Sequence[Certified]) -> list[Certified]:
+    return [each for each in known if (each.issued.name, each.issued.role) == (subject.name, subject.role)]
+
+
+def _chosen(subject: Subject, known: Sequence[Certified], keys: Sequence[str], serials: Sequence[str]) -> list[Issued]:
+    """What is to be revoked; a key that has nothing, and a serial number that fits not exactly one, are refused."""
+    own = [each for each in _own(subject, known) if each.state == "valid"]
+    valid = [each.issued for each in own]
     hint = "`fedelmy-launch ca list` shows what was signed, and its state."
     if not valid:
         raise IdentityError("E-IDENTITY-MISSING", f"{subject} has no valid certificate of this CA", hint=hint)
-    if not serials:
+    if not keys and not serials:
         return valid
-    chosen = []
+    chosen: list[Issued] = []
+    for key in keys:
+        of_key = [each.issued for each in own if each.fingerprint == key.strip().upper()]
+        if not of_key:
+            message = f"{subject} has no valid certificate for a key with the fingerprint {key!r}"
+            raise IdentityError("E-IDENTITY-MISSING", message, hint=hint)
+        chosen += [line for line in of_key if line not in chosen]
     for serial in serials:
         digits = serial.lower().replace(":", "").removeprefix("0x").lstrip("0")
         found = [line for line in valid if len(digits) >= _SERIAL_DIGITS and line.serial.startswith(digits)]

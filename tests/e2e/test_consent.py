@@ -85,11 +85,11 @@ def test_a_run_goes_on_when_the_administrator_agrees_and_tells_what_it_may(bed: 
         assert "The model is mlp, 17,226 parameters" in shown
         assert "2 models of 2 epochs each, 4 epochs in all" in shown
         assert "It receives the model to start with from north." in shown
-        assert "The operator is not told how many samples it has" in shown
+        assert "The operator is not told how many samples this site has" in shown
         assert "train.2@south" not in shown and not list((south.state / "runs").glob("*/steps"))
         not_asked = south.node("runs", "approve", "first")
         assert not_asked.code == 1 and "Does this site take part?" in not_asked.out
-        assert "Run first is prepared." in south.node("runs", "approve", "first", "--yes").ok().out
+        assert "takes part: run first is prepared." in south.node("runs", "approve", "first", "--yes").ok().out
         out, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
     lines = [json.loads(line) for line in out.splitlines()]

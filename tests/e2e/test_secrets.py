@@ -19,7 +19,7 @@ from test_recovery import CLASSES
 from testbed import Bed, Done, Site
 from witness import Witness, trainers_of, wait_until
 
-from fedelmy_launcher.control import Sites, start_run
+from fedelmy_launcher.control import Sites, prepare_run, start_run
 from fedelmy_launcher.federation_file import load_federation
 from fedelmy_launcher.plans import compile_plan
 from fedelmy_node.domain.names import run_id
@@ -146,7 +146,8 @@ def test_what_a_running_trainer_is_given(bed: Bed) -> None:
     daemon = Path(f"/proc/{north.process.pid}")
     try:
         with Sites(load_federation(bed.file), keystore.load(bed.ca / "operator")) as sites:
-            start_run(sites, compile_plan(load_federation(bed.file), run_id("long")))
+            plan = compile_plan(load_federation(bed.file), run_id("long"))
+            start_run(sites, plan.run, prepare_run(sites, plan))
             wait_until(lambda: Witness(north, "long").find("epoch"), "epoch")
             (trainer,) = trainers_of(north.process.pid)
             os.kill(trainer.pid, signal.SIGSTOP)
@@ -208,7 +209,7 @@ def test_a_run_that_fails(bed: Bed) -> None:
         assert not refusals
         data.rename(hidden)
         try:
-            start_run(sites, plan)
+            start_run(sites, plan.run, prepare_run(sites, plan))
             wait_until(lambda: Witness(south, run).state() == "failed", "failure")
         finally:
             hidden.rename(data)

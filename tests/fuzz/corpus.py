@@ -9,11 +9,12 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import papers
 import scene
-from mutate import join_frames
+from mutate import join_frames, split_frames
 
 from fedelmy_node.rpc.settings import MESSAGE_BYTES
-from fedelmy_proto.v1 import control_pb2, peer_pb2, transfer_pb2
+from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
 __all__ = ["small", "large"]
 
@@ -97,6 +98,9 @@ def small() -> Iterator[tuple[str, bytes]]:
     yield from (("answer Event", data) for data in _events())
     yield from (("answer NeighbourState", data) for data in _words())
     yield from _lies()
+    yield from _papers()
+    yield from (("audit log", data) for data in _audit_logs())
+    yield from (("details", data) for data in _details())
 
 
 def _plans() -> Iterator[bytes]:
@@ -175,6 +179,57 @@ def _lies() -> Iterator[tuple[str, bytes]]:
         yield "bundle stream", length.to_bytes(8, "little") + whole[8:]
 
 
+def _papers() -> Iterator[tuple[str, bytes]]:
+    leaf, ca = papers.operator().certificate_pem, papers.operator().ca_pem
+    yield "caller", join_frames([leaf + ca])  # two where one was expected
+    yield "caller", join_frames([_CERTIFICATE_OF_UNKNOWN_KEY, leaf])
+    yield "caller", b""
+    yield "chain", join_frames([])
+    foreign, middle = split_frames(papers.chain_seeds()[1])
+    yield "chain", join_frames([foreign, *[middle] * 9])
+    # A subject that is none: read only when somebody asked for it, and a ValueError then.
+    yield "chain", join_frames([foreign.replace(b"\x55\x04\x03", b"\x55\x80\x03"), middle])
+    yield "chain", join_frames([foreign.replace(b"\x0c\x05node1", b"\x01\x05node1"), middle])
+    begin = b"-----BEGIN X509 CRL-----"
+    for data in (begin, begin * 1000, begin + b"\n-----END X509 CRL-----\n", papers.certificate_seeds()[0]):
+        yield "revocation list", data
+        yield "request Control/Revoke", control_pb2.RevokeRequest(list=data).SerializeToString()
+    texts = ["CN", "=", "CN=", "CN=\\", "CN=#", "CN=#30", "C=Germany", "CN=a,", ",", "CN=a+", "1.2=a", "CN=\\zz"]
+    for text in (*texts, "CN=" + "a" * 5000):
+        yield "identity rule", text.encode()
+    yield "answer ApproveReply", admin_pb2.ApproveReply(state="agreed").SerializeToString()  # newer, or a lie
+    yield "answer HealthReply", admin_pb2.HealthReply(site="a", certificate_expires=float("nan")).SerializeToString()
+
+
+def _audit_logs() -> Iterator[bytes]:
+    """Changed by somebody who can write the file: `verify` and `show` must still say so, and only that."""
+    (whole,) = scene.audit_seeds()
+    head, _, lines = whole.partition(b"\n")
+    yield b"\n"
+    yield head + b"\n"
+    yield b"1" * 5000 + b" x\n" + lines
+    yield b"-5 x\n" + lines
+    yield head + b"\n" + b"[" * 100_000 + b"\n" + lines
+    yield whole[:-1]  # torn where nothing is missing but the newline
+    yield whole[:-30]
+    yield whole + b"\n\n"
+    facts = {"expected_seq": "\x1b"}
+    entry = {"seq": 5, "time": "\x1b[2J", "act": "audit-gap", "who": "\u202e", "from": "\n", "facts": facts}
+    numbers = [{"seq": number} for number in (10**40, -1, 10**12, True)]
+    for changes in ({}, *numbers, {"act": "\x07" * 99}, {"facts": []}):
+        yield whole + json.dumps({**entry, **changes}).encode() + b"\n"
+    yield whole + b'{"seq":' + b"9" * 4300 + b',"act":"a"}\n'  # one more is a number that Python does not print
+    yield whole + b'{"seq":5,"act":"a","facts":{"x":NaN}}\n'
+    yield whole + b'{"seq":5,"act":"\\ud800"}\n'
+
+
+def _details() -> Iterator[bytes]:
+    yield b"[" * 100_000 + b"\n" + scene.details_seeds()[0]  # RecursionError is no ValueError
+    yield b'{"run":"run-1"}\n'
+    yield b'{"run":"run-1","time":1e5,"message":["x"],"private":NaN}\n'
+    yield b'{"run":"run-1","time":"t","message":"\\u001b[2J","traceback":"a\\u001b[2J\\nb"}\n'
+
+
 def large() -> Iterator[tuple[str, Callable[[], bytes]]]:
     """One message each, as long as gRPC takes them; made when they are needed."""
     room = MESSAGE_BYTES - 10_000
@@ -203,4 +258,15 @@ def large() -> Iterator[tuple[str, Callable[[], bytes]]]:
     yield "answer ReportReply", lambda: b"\x32\x00" * (room // 2)
     yield "answer DescribeReply", lambda: b"\x5a\x00" * (room // 2)
     yield "names", lambda: b"a" * room
-    yield "certificate", lambda: scene.certificate_seeds()[0] * (room // 1000)
+    yield "identity rule", lambda: b"CN=" + b"a" * room
+    yield "identity rule", lambda: b"CN=a," * (room // 5)
+    yield "identity rule", lambda: b"\\," * (room // 2)
+    pad = (1 << 20) - 16
+    yield "request Control/Revoke", lambda: b"\x0a\xf0\xff\x3f" + papers.list_seeds()[0].ljust(pad)
+    yield "revocation list", lambda: papers.list_seeds()[0] * (room // 4 // 600)
+    yield "revocation list", lambda: b"-----BEGIN X509 CRL-----" * (room // 24)
+    yield "caller", lambda: join_frames([papers.certificate_seeds()[0], papers.certificate_seeds()[1] * 500])
+    yield "audit log", lambda: scene.audit_seeds()[0] + b"x" * room
+    yield "audit log", lambda: scene.audit_seeds()[0] + b"{}\n" * (room // 300)
+    yield "details", lambda: scene.details_seeds()[0] * (room // 500)
+    yield "certificate", lambda: papers.certificate_seeds()[0] * (room // 1000)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["mutate", "split_frames", "join_frames", "INTERESTING_NUMBERS", "INTERESTING_TEXTS"]
+__all__ = ["mutate", "join_frames", "split_frames", "INTERESTING_NUMBERS", "INTERESTING_TEXTS"]
 
 LONGEST_BYTES: Final = 1 << 18
 """Inputs that fill a message are in the corpus; here, many small ones find more than few large ones."""
@@ -29,9 +29,10 @@ INTERESTING_TEXTS: Final = (
 
 
 def mutate(data: bytes, chance: random.Random, form: str) -> bytes:
-    """One changed input; `form` is bytes, json, protobuf, frames or pem."""
+    """One changed input; `form` says how it is built."""
     ways: dict[str, Callable[[bytes, random.Random], bytes]] = {
         "bytes": _bytes, "json": _json, "protobuf": _protobuf, "frames": _frames, "pem": _pem, "header": _header,
+        "der": _der, "lines": _lines,
     }  # fmt: skip
     for _ in range(chance.choice((1, 1, 1, 2, 3, 5))):
         way = ways[form] if chance.random() < 0.8 else _bytes
@@ -249,7 +250,8 @@ def _frames(data: bytes, chance: random.Random) -> bytes:
         case 2:
             chance.shuffle(frames)
         case _:
-            frames[at] = _protobuf(frames[at], chance)
+            way = _pem if frames[at][:5] == b"-----" else _der if _parts(frames[at]) else _protobuf
+            frames[at] = way(frames[at], chance)
     return join_frames(frames)
 
 
@@ -292,5 +294,94 @@ def _pem(data: bytes, chance: random.Random) -> bytes:
             return data * chance.choice((2, 30))
         case 1:
             return data.replace(b"CERTIFICATE", chance.choice((b"X509 CRL", b"PRIVATE KEY", b"CERTIFICATE REQUEST")))
+        case way:
+            changed = _der(der, chance) if way < 5 else _bytes(der, chance)
+            return b"\n".join([*lines[: begin + 1], base64.encodebytes(changed).strip(), *lines[end:]])
+
+
+def _lines(data: bytes, chance: random.Random) -> bytes:
+    """A file of lines, each of them JSON."""
+    lines = data.split(b"\n")
+    at = chance.randrange(len(lines))
+    match chance.randrange(8):
+        case 0:
+            del lines[at]
+        case 1:
+            lines[at:at] = [lines[at]] * chance.choice((1, 2, 50))
+        case 2:
+            chance.shuffle(lines)
+        case 3:
+            return data[: chance.randrange(len(data) + 1)]
         case _:
-            return b"\n".join([*lines[: begin + 1], base64.encodebytes(_bytes(der, chance)).strip(), *lines[end:]])
+            lines[at] = _json(lines[at], chance)
+    return b"\n".join(lines)
+
+
+# --- DER ----------------------------------------------------------------------------------------------------
+
+Part = tuple[int, bytes]
+"""Tag and content."""
+
+
+def _der(data: bytes, chance: random.Random) -> bytes:
+    """Changed somewhere inside, with lengths that fit again: what a parser sees behind its first check."""
+    parts = _parts(data)
+    if not parts:
+        return _bytes(data, chance)
+    at = chance.randrange(len(parts))
+    tag, content = parts[at]
+    inside = content[1:] if tag == 0x03 and content[:1] == b"\0" else content
+    if _parts(inside) and chance.random() < 0.85:
+        parts[at] = tag, content[: len(content) - len(inside)] + _der(inside, chance)
+        return b"".join(_put(part) for part in parts)
+    match chance.randrange(10):
+        case 0:
+            del parts[at]
+        case 1:
+            parts[at:at] = [parts[at]] * chance.choice((1, 2, 40))
+        case 2:
+            chance.shuffle(parts)
+        case 3 | 4:
+            parts[at] = chance.choice((1, 2, 3, 4, 5, 6, 9, 10, 12, 19, 23, 24, 48, 49, 0x80, 0xA0, 0xA3)), content
+        case 5 | 6:
+            parts[at] = tag, chance.choice(_CONTENTS)
+        case _:
+            parts[at] = tag, _bytes(content, chance)
+    return b"".join(_put(part) for part in parts)
+
+
+_CONTENTS: Final = (
+    b"", b"\0", b"\x01", b"\x80", b"\xff" * 20, b"\x7f" + b"\xff" * 19, b"\x01" + bytes(200), b"a", b"\xff\xfe", b"*",
+    b"991332000000Z", b"00000101000000Z", b"99991231235959Z", b"500101000000Z", b"20270101000000.5Z", b"\x55\x04\x03",
+    b"\x55\x1d\x11", b"\x55\x1d\x14", b"\x2a\x86\x48\xce\x3d\x04\x03\x04", b"\x88" * 100, b"\x1b[2J",
+    b"north.site.fedelmy", b"operator.operator.fedelmy", b"west.hospital.example", b"\xc3\xa9", b"a" * 5000,
+    b"0\0", b"\x05\0",
+)  # fmt: skip
+
+
+def _parts(data: bytes) -> list[Part]:
+    """What is one after the other here; nothing if it is not DER."""
+    found: list[Part] = []
+    at = 0
+    while at < len(data):
+        if at + 2 > len(data) or data[at] & 0x1F == 0x1F:
+            return []
+        tag, length, at = data[at], data[at + 1], at + 2
+        if length >= 0x80:
+            size = length & 0x7F
+            if not 1 <= size <= 4:
+                return []
+            length, at = int.from_bytes(data[at : at + size], "big"), at + size
+        if at + length > len(data):
+            return []
+        found.append((tag, data[at : at + length]))
+        at += length
+    return found
+
+
+def _put(part: Part) -> bytes:
+    tag, content = part
+    if len(content) < 0x80:
+        return bytes([tag, len(content)]) + content
+    size = len(content).to_bytes((len(content).bit_length() + 7) // 8, "big")
+    return bytes([tag, 0x80 | len(size)]) + size + content

@@ -159,9 +159,9 @@ def atheris_child(name: str, count: int, seed: int) -> None:
     def one(data: bytes) -> None:
         targets.run(target, data)
 
-    import scene
+    import place
 
-    seeds = scene.directory() / "seeds"
+    seeds = place.directory() / "seeds"
     seeds.mkdir()
     for number, data in enumerate(target.seeds()):
         (seeds / str(number)).write_bytes(data)
@@ -220,9 +220,9 @@ def main() -> int:
     if options.atheris is not None:
         atheris_child(options.atheris, options.inputs, options.seed)
         return 0
-    import scene
+    import place
 
-    os.environ[scene.ROOT] = str(scene.directory())  # libFuzzer ends its processes without cleaning up
+    os.environ[place.ROOT] = str(place.directory())  # libFuzzer ends its processes without cleaning up
     return _lead(options)
 
 

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import io
 import json
-import os
-import shutil
-import tempfile
+import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import grpc
+import papers
 from federations import make_plan
-from google.protobuf.message import DecodeError
-from mutate import INTERESTING_TEXTS, join_frames, split_frames
+from mutate import INTERESTING_TEXTS, join_frames
+from place import directory
 from reports import make_report, origin
 
-from fedelmy_launcher import authority
 from fedelmy_launcher.plans import signed_cancel, signed_slices
 from fedelmy_node.bundles.header import read_header
+from fedelmy_node.config.consent import Consent
 from fedelmy_node.config.decode import canonical_json, encode
+from fedelmy_node.daemon.admission import check_approval, check_refusal
+from fedelmy_node.daemon.answers import report_of, with_asking
 from fedelmy_node.daemon.inbox import Inbox
-from fedelmy_node.daemon.preparation import decode_cancel
+from fedelmy_node.daemon.orders import decode_cancel
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Plan
@@ -34,6 +34,7 @@ from fedelmy_node.domain.reports import (
     Health,
     NeighbourState,
     NodeDescription,
+    PrepareAnswer,
     PrunedRun,
     ResultModel,
     RunReport,
@@ -42,13 +43,14 @@ from fedelmy_node.domain.reports import (
 )
 from fedelmy_node.domain.transfer import Offer, Receipt
 from fedelmy_node.errors import CATALOGUE, ConsentError, error_from_code
-from fedelmy_node.identity import keystore
-from fedelmy_node.identity.signing import Purpose, sign
 from fedelmy_node.rpc import convert, services
 from fedelmy_node.rpc.blocks import encode_block, encode_header
 from fedelmy_node.rpc.faults import PROBLEM_KEY, Problem, decode_problem, encode_problem
 from fedelmy_node.rpc.guard import Guard, LocalGuard
+from fedelmy_node.rpc.quotas import Budget
 from fedelmy_node.rpc.settings import CLAIM_KEY
+from fedelmy_node.store.audit import Act, AuditLog
+from fedelmy_node.store.details import DetailsHandler
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared, RunRecord, read_slice
@@ -56,19 +58,9 @@ from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
 __all__ = ["doors", "request_seeds", "answer_seeds"]
 
-ROOT = "FEDELMY_FUZZ_ROOT"
-"""Environment: where a process makes its directory; whoever started it removes it."""
 RUN, SITE, EDGE = RunId("run-1"), SiteName("south"), EdgeId("train.1@north>train.2@south")
+PLAN_ID = "0123456789abcdef" * 2
 BLOCK = 1 << 16
-
-
-@cache
-def directory() -> Path:
-    """In memory where that is possible: nothing here has to survive, and disks are slow to say that it does."""
-    root = os.environ.get(ROOT) or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
-    made = Path(tempfile.mkdtemp(prefix="fedelmy-fuzz-", dir=root))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
 
 
 class Sink(io.StringIO):
@@ -80,22 +72,8 @@ class Sink(io.StringIO):
 
 @cache
 def plan() -> Plan:
-    return make_plan("north", "south", "west", absence={"on_unreachable": "skip", "patience_seconds": 60.0})
-
-
-@cache
-def _ca() -> Path:
-    authority.init(directory() / "ca")
-    return directory() / "ca"
-
-
-@cache
-def _operator() -> keystore.Identity:
-    return keystore.load(_ca() / "operator")
-
-
-def ca_pem() -> bytes:
-    return _operator().ca_pem
+    made = make_plan("north", "south", "west", absence={"on_unreachable": "skip", "patience_seconds": 60.0})
+    return replace(made, plan_id=PLAN_ID)
 
 
 @cache
@@ -144,6 +122,7 @@ def _offer() -> Offer:
     return Offer(
         run=RUN, edge=EDGE, size=len(data), sha256=hashlib.sha256(data).hexdigest(), block_bytes=BLOCK,
         wire_dtype="float32", manifest=manifest(), origin=origin("train.1@north"),
+        plan_id=PLAN_ID,
     )  # fmt: skip
 
 
@@ -155,13 +134,23 @@ class _Node:
 
     def __init__(self) -> None:
         self.inbox = Inbox(journal(), _layout(), lambda run: None)
+        self.audit = AuditLog(_layout().root)
+
+    def admit(self, operator: str) -> None:
+        pass
 
     def describe(self) -> NodeDescription:
         return _description()
 
-    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> Mapping[str, Any]:
-        read_slice(signed.payload)
-        return {}
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer:
+        """Who signed it is asked in another target; what a plan asks is put into words, as for the administrator."""
+        plan = read_slice(signed.payload)
+        prepared = replace(record().prepared, payload=signed.payload, slice=plan, operator=operator)
+        with_asking(self.report(RUN), replace(record(), prepared=prepared), Consent())
+        return PrepareAnswer(report={}, state=RunState.PENDING)
+
+    def revoke(self, lists: bytes, operator: str) -> int:
+        return papers.live().take_lists(lists, f"operator {operator}")
 
     def start(self, run: RunId) -> RunState:
         return journal().run(run).state
@@ -173,8 +162,22 @@ class _Node:
         return journal().run(decode_cancel(signed.payload).run).state
 
     def report(self, run: RunId) -> RunReport:
-        journal().run(run)
-        return make_report(plan(), SITE)
+        return report_of(journal().run(run), journal().last_event(run), ())
+
+    def show(self, run: RunId) -> RunReport:
+        return with_asking(self.report(run), journal().run(run), Consent())
+
+    def approve(self, run: RunId, plan_sha256: str) -> RunState:
+        check_approval(journal().run(run), plan_sha256)
+        return self._decided(Act(act="run-approved", run=run, facts={"slice_sha256": plan_sha256}))
+
+    def refuse(self, run: RunId, reason: str) -> RunState:
+        check_refusal(journal().run(run))
+        return self._decided(Act(act="run-refused", run=run, facts={"reason": reason}))
+
+    def _decided(self, act: Act) -> RunState:
+        self.audit.note(act)
+        return RunState.PREPARED
 
     def tell_neighbour(self, asker: SiteName, run: RunId) -> Any:
         if asker not in {neighbour.site for neighbour in journal().run(run).slice.neighbours}:
@@ -217,41 +220,42 @@ class _AbortedError(Exception):
 
 
 class _Context:
-    """A call of the site north, or of an operator where only operators may call."""
+    """A call of the site north, or of an operator where only operators may call; or of whoever shows papers."""
 
-    def __init__(self, who: str) -> None:
-        self._who = who
+    def __init__(self, peer: str, who: str, shown: Mapping[str, list[bytes]]) -> None:
+        self._peer, self._who, self._shown = peer, who, shown
         self.problem: Problem | None = None
-        self.active = True
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ((CLAIM_KEY, self._who),)
 
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        return self._shown
+
     def set_trailing_metadata(self, metadata: Any) -> None:
         self.problem = next((decode_problem(value) for key, value in metadata if key == PROBLEM_KEY), None)
+
+    def set_code(self, status: grpc.StatusCode) -> None:
+        pass
+
+    def set_details(self, details: str) -> None:
+        if not details.isprintable():
+            raise AssertionError(f"not printable: {details!r}")
 
     def abort(self, status: grpc.StatusCode, details: str) -> None:
         raise _AbortedError(status, details)
 
     def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
+        return self._peer
 
     def add_callback(self, callback: Any) -> bool:
         return True
 
     def is_active(self) -> bool:
-        return self.active
+        return True
 
-
-def _received(parts: list[bytes], decode: Any, context: _Context) -> Iterator[Any]:
-    """As grpc does it: a message that cannot be decoded ends the call, and the handler's iterator with it."""
-    for part in parts:
-        try:
-            message = decode(part)
-        except (DecodeError, ValueError) as error:
-            context.active = False
-            raise grpc.RpcError from error
-        yield message
+    def cancel(self) -> None:
+        raise AssertionError("a caller who had said everything was waited for")
 
 
 class _Doors:
@@ -262,42 +266,50 @@ class _Doors:
         self._handlers: dict[str, Any] = {}
         services.add_network(self, node, node, node)  # type: ignore[arg-type]
         services.add_local(self, node)  # type: ignore[arg-type]
-        self._guard = Guard(services.RULES, {rule.budget: 4 for rule in services.RULES.values()}, secure=False)
+        ample = Budget(at_once=4, share=4, per_second=1e9, burst=10**9)
+        budgets = {rule.budget: ample for rule in services.RULES.values()}
+        self._guard = Guard(services.RULES, budgets, believe=None)
+        self._strict = Guard(services.RULES, budgets, believe=papers.trust)
         self._local = LocalGuard()
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        self._generic = handlers
         for handler in handlers:
-            for method in getattr(handler, "_method_handlers", {}):
-                self._handlers[method] = handler._method_handlers[method]
+            self._handlers |= getattr(handler, "_method_handlers", {})
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         self._handlers |= {f"/{service}/{method}": handler for method, handler in handlers.items()}
 
-    def call(self, method: str, data: bytes) -> None:
-        """One call; what a guard answers with an error of ours is raised as that error."""
+    def call(self, method: str, messages: list[bytes]) -> None:
+        """One call with these messages; what a guard answers with an error of ours is raised as that error."""
+        if "Admin" in method:
+            self._call(self._local, method, messages, _Context("unix:", "", {}))
+        else:
+            who = "operator/operator" if "Control" in method else "site/north"
+            self._call(self._guard, method, messages, _Context("ipv4:127.0.0.1:1", who, {}))
+
+    def meet(self, leaf: bytes, others: list[bytes]) -> None:
+        """A call of whoever shows these certificates."""
+        shown = {"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [leaf], "x509_pem_cert_chain": others}
+        self._call(self._strict, "/fedelmy.v1.Control/Describe", [b""], _Context("ipv4:127.0.0.1:1", "", shown))
+
+    def _call(self, guard: Any, method: str, messages: list[bytes], context: _Context) -> None:
         details = type("Details", (), {"method": method, "invocation_metadata": ()})()
-        guard = self._local if "Admin" in method else self._guard
         handler = guard.intercept_service(lambda _: self._handlers[method], details)
-        context = _Context("operator/operator" if "Control" in method else "site/north")
+        sent: list[Any] = []
         try:
-            if handler.request_streaming:
-                handler.stream_unary(_received(split_frames(data), handler.request_deserializer, context), context)
-            elif handler.response_streaming:
-                for answer in handler.unary_stream(handler.request_deserializer(data), context):
-                    handler.response_serializer(answer)
-            else:
-                handler.response_serializer(handler.unary_unary(handler.request_deserializer(data), context))
+            handler.stream_stream(iter(messages), context, sent.append)
         except _AbortedError as aborted:
             if context.problem is None:
                 raise AssertionError(f"ended without a problem: {aborted}") from aborted
             raise error_from_code(context.problem.code, context.problem.message) from aborted
+        if sent[-1:] != [None]:
+            raise AssertionError("the call was never ended")
+        for answer in sent[:-1]:
+            handler.response_serializer(answer)
 
 
 @cache
 def doors() -> _Doors:
-    import logging
-
     logging.disable(logging.CRITICAL)  # a hundred thousand refusals are no news
     return _Doors()
 
@@ -317,7 +329,9 @@ def plan_seeds() -> list[bytes]:
 
 @cache
 def cancel_seeds() -> list[bytes]:
-    return [signed_cancel(RUN, "", reason, None, withdraw=bool(reason)).payload for reason in ("", "wrong classes")]
+    return [
+        signed_cancel(RUN, PLAN_ID, reason, None, withdraw=bool(reason)).payload for reason in ("", "wrong classes")
+    ]
 
 
 @cache
@@ -370,24 +384,6 @@ def block_seeds() -> list[bytes]:
 
 
 @cache
-def certificate_seeds() -> list[bytes]:
-    return [_operator().certificate_pem, _operator().ca_pem, _operator().certificate_pem + _operator().ca_pem]
-
-
-@cache
-def csr_seeds() -> list[bytes]:
-    home = directory() / "north" / "identity"
-    keystore.init(home, "north", "site")
-    return [(home / "request.csr").read_bytes()]
-
-
-@cache
-def signature_seeds() -> list[bytes]:
-    signature = sign(_operator(), b"payload", purpose=Purpose.PLAN)
-    return [join_frames([signature.value, signature.certificate_pem])]
-
-
-@cache
 def name_seeds() -> list[bytes]:
     texts = ("north", "run-1", "train.1@north", EDGE, f"{EDGE}/train.1@west", "[::1]:50051", "north=host:1")
     return [text.encode("utf-8", "replace") for text in (*texts, *INTERESTING_TEXTS)]
@@ -395,9 +391,9 @@ def name_seeds() -> list[bytes]:
 
 @cache
 def request_seeds() -> Mapping[str, list[bytes]]:
-    operator = _operator()
+    operator = papers.operator()
     slices = [convert.signed_to_pb(signed) for signed in signed_slices(plan(), operator).values()]
-    cancel = convert.signed_to_pb(signed_cancel(RUN, "", "because", operator))
+    cancel = convert.signed_to_pb(signed_cancel(RUN, PLAN_ID, "because", operator))
     run = _pb(control_pb2.ReportRequest(run=RUN))
     header = transfer_pb2.SendHeader(run=RUN, edge=EDGE, sha256=bytes.fromhex(_offer().sha256), first_block=0)
     data = _bundle()[:BLOCK]
@@ -409,6 +405,7 @@ def request_seeds() -> Mapping[str, list[bytes]]:
         "/fedelmy.v1.Control/Watch": [_pb(control_pb2.WatchRequest(run=RUN, after=1))],
         "/fedelmy.v1.Control/Cancel": [_pb(control_pb2.CancelRequest(cancel=cancel))],
         "/fedelmy.v1.Control/Report": [run],
+        "/fedelmy.v1.Control/Revoke": [_pb(control_pb2.RevokeRequest(list=lists)) for lists in papers.list_seeds()],
         "/fedelmy.v1.Peer/Watch": [_pb(peer_pb2.NeighbourWatch(run=RUN))],
         "/fedelmy.v1.Transfer/Begin": [_pb(convert.offer_to_pb(_offer()))],
         "/fedelmy.v1.Transfer/Send": [join_frames(blocks)],
@@ -416,6 +413,8 @@ def request_seeds() -> Mapping[str, list[bytes]]:
         "/fedelmy.v1.Admin/Runs": [b""],
         "/fedelmy.v1.Admin/Show": [run],
         "/fedelmy.v1.Admin/Model": [b"", _pb(admin_pb2.ModelRequest(run=RUN))],
+        "/fedelmy.v1.Admin/Approve": [_pb(admin_pb2.ApproveRequest(run=RUN, plan_sha256=record().prepared.sha256))],
+        "/fedelmy.v1.Admin/Refuse": [_pb(admin_pb2.RefuseRequest(run=RUN, reason="not with these classes"))],
         "/fedelmy.v1.Admin/Prune": [_pb(admin_pb2.PruneRequest(runs=[RUN], older_seconds=60, dry_run=True))],
     }
 
@@ -424,6 +423,7 @@ def _description() -> NodeDescription:
     return NodeDescription(
         site=SITE, version="0.1.0", contracts=("fedelmy.v1",), torch="2.6", platform="x86_64", device="cpu",
         data="digits", peers=("north=127.0.0.1:1",), free_bytes=10**12, clock=1.8e9,
+        certificate_expires=1.8e9,
         runs=(RunSummary(run=RUN, state=RunState.RUNNING, federation="small", changed_at=1.8e9),),
     )  # fmt: skip
 
@@ -479,10 +479,11 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
     )
     reports = [
         make_report(plan(), "south", origin=origin("train.1@north", without=("train.3@west",), by="south")),
-        make_report(plan(), "north", RunState.RUNNING, absent=(absent,)),
+        make_report(plan(), "north", RunState.RUNNING, absent=(absent,), plan_id=PLAN_ID),
+        with_asking(make_report(plan(), SITE, RunState.PENDING), record(), Consent()),
     ]
     edges = tuple(edge.id for edge in record().slice.edges_out)
-    cancel = signed_cancel(RUN, "", "because", _operator())
+    cancel = signed_cancel(RUN, PLAN_ID, "because", papers.operator())
     states = [
         NeighbourState(state=RunState.RUNNING, received=edges, settled=edges, closed=edges[:1], near=edges),
         NeighbourState(state=RunState.CANCELLED, cancel=cancel),
@@ -491,10 +492,14 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
     receipt = convert.receipt_to_pb(Receipt(edge=EDGE, sha256="ab" * 32, size=70))
     report = canonical_json({"samples": {"train": 10}, "classes": [1, 2], "torch": "2.6"})
     health = Health(serving=True, site=SITE, address="127.0.0.1:1", process=1, queue=("run-1 train.1@south",))
+    health = replace(health, warnings=("the certificate expires soon",), certificate_expires=1.8e9)
     return {
         "DescribeReply": [_pb(convert.description_to_pb(_description()))],
-        "PrepareReply": [_pb(control_pb2.PrepareReply(report=report))],
+        "PrepareReply": [_pb(control_pb2.PrepareReply(report=report, state="pending"))],
         "StartReply": [_pb(control_pb2.StartReply(state="running"))],
+        "RevokeReply": [_pb(control_pb2.RevokeReply(number=3))],
+        "ApproveReply": [_pb(admin_pb2.ApproveReply(state="prepared"))],
+        "RefuseReply": [_pb(admin_pb2.RefuseReply(state="cancelled"))],
         "CancelReply": [_pb(control_pb2.CancelReply(state="cancelled"))],
         "Event": [_pb(convert.event_to_pb(event)) for event in events],
         "ReportReply": [_pb(convert.report_to_pb(report)) for report in reports],
@@ -506,6 +511,29 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
         "ModelReply": [_pb(convert.model_to_pb(_model()))],
         "PruneReply": [_pb(admin_pb2.PruneReply(runs=[admin_pb2.PrunedRun(run=RUN, state="done", size=5)]))],
     }
+
+
+@cache
+def audit_seeds() -> list[bytes]:
+    """An audit log with its head before it, as frames would be too much: the first line is `audit.head`."""
+    home = directory() / "audited"
+    home.mkdir()
+    log = AuditLog(home)
+    log.record(Act(act="node-started", who="site/south", facts={"version": "0.1.0"}))
+    log.note(Act(act="call-refused", who="nobody", origin="ipv4:1.2.3.4:5", code="E-IDENTITY-UNTRUSTED"))
+    log.record(Act(act="plan-accepted", who="operator/operator", run=RUN, facts={"federation": "small"}))
+    log.record(Act(act="delivery-received", who="site/north", run=RUN, edge=EDGE, facts={"bytes": 70}))
+    return [(home / "audit.head").read_bytes() + (home / "audit.jsonl").read_bytes()]
+
+
+@cache
+def details_seeds() -> list[bytes]:
+    path = directory() / "seed-details.log"
+    handler = DetailsHandler(path)
+    for number in range(3):
+        told = {"private": f"/data/{number}", "run": RUN, "step": "train.2@south"}
+        handler.handle(logging.makeLogRecord({"msg": "it failed", "created": 1.8e9, **told}))
+    return [path.read_bytes()]
 
 
 def encoded_plan() -> Any:

@@ -6,17 +6,21 @@ request and every answer of every call must be one of these.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
-import grpc
+import papers
 import scene
 from google.protobuf.message import DecodeError, Message
 from mutate import split_frames
+from place import directory
 
+from fedelmy_launcher.control import expiry_warnings
 from fedelmy_launcher.discovery import reported_run
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.screen import site_table
@@ -24,20 +28,44 @@ from fedelmy_launcher.standing import Standing
 from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import parse_header
 from fedelmy_node.bundles.stream import StreamCheck
+from fedelmy_node.cli.audit import audit_line
+from fedelmy_node.cli.runs import detail_lines, report_lines
 from fedelmy_node.config.decode import canonical_json, encode
 from fedelmy_node.config.strict_json import parse_json
-from fedelmy_node.daemon.preparation import decode_cancel
+from fedelmy_node.daemon.orders import decode_cancel
 from fedelmy_node.daemon.words import after_word, repeat_lost, take_words
 from fedelmy_node.domain import names
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.narration import absence_text, narrate, skip_text
-from fedelmy_node.errors import FedelmyError, InternalError, PeerError, error_from_code
-from fedelmy_node.identity.certificates import check_dates, fingerprint, parse_certificates, public_key, read_subject
+from fedelmy_node.errors import (
+    ConfigError,
+    FedelmyError,
+    IdentityError,
+    InternalError,
+    PeerError,
+    StoreError,
+    error_from_code,
+)
+from fedelmy_node.identity.certificates import (
+    check_dates,
+    expiry_warning,
+    fingerprint,
+    parse_certificates,
+    public_key,
+    read_subject,
+    tls_name,
+)
 from fedelmy_node.identity.requests import read_request
+from fedelmy_node.identity.rules import NameRule, TrustRules, fingerprint_text
 from fedelmy_node.identity.signing import Purpose, Signature, verify
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.rpc import convert
 from fedelmy_node.rpc.blocks import decode_request
 from fedelmy_node.rpc.faults import decode_problem, encode_problem
+from fedelmy_node.store.audit import Act, AuditLog
+from fedelmy_node.store.audit_check import Verdict, entries
+from fedelmy_node.store.audit_check import verify as verify_audit
+from fedelmy_node.store.details import details_of
 from fedelmy_node.store.records import read_slice
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
@@ -50,7 +78,7 @@ class Target:
 
     name: str
     form: str
-    """How its inputs are built: bytes, json, protobuf, frames, header, pem."""
+    """How its inputs are built: bytes, json, protobuf, frames, header, pem, der, lines."""
     seeds: Callable[[], list[bytes]]
     """Valid inputs."""
     decode: Callable[[bytes], object]
@@ -69,6 +97,7 @@ REQUESTS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Control/Watch": control_pb2.WatchRequest,
     "/fedelmy.v1.Control/Cancel": control_pb2.CancelRequest,
     "/fedelmy.v1.Control/Report": control_pb2.ReportRequest,
+    "/fedelmy.v1.Control/Revoke": control_pb2.RevokeRequest,
     "/fedelmy.v1.Peer/Watch": peer_pb2.NeighbourWatch,
     "/fedelmy.v1.Transfer/Begin": transfer_pb2.BeginRequest,
     "/fedelmy.v1.Transfer/Send": transfer_pb2.SendRequest,
@@ -76,21 +105,27 @@ REQUESTS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Admin/Runs": admin_pb2.RunsRequest,
     "/fedelmy.v1.Admin/Show": control_pb2.ReportRequest,
     "/fedelmy.v1.Admin/Model": admin_pb2.ModelRequest,
+    "/fedelmy.v1.Admin/Approve": admin_pb2.ApproveRequest,
+    "/fedelmy.v1.Admin/Refuse": admin_pb2.RefuseRequest,
     "/fedelmy.v1.Admin/Prune": admin_pb2.PruneRequest,
 }
 _EMPTY: Final = ("Describe", "Health", "Runs")
 """Requests without fields need fewer inputs."""
 
 
+def _whole(data: bytes) -> list[bytes]:
+    return [data]
+
+
 def _request_targets() -> Iterator[Target]:
     for method in REQUESTS:
         name = method.rpartition("/")[2]
+        split = split_frames if name == "Send" else _whole
         yield Target(
             name=f"request {method.removeprefix('/fedelmy.v1.')}",
             form="frames" if name == "Send" else "protobuf",
             seeds=lambda method=method: scene.request_seeds()[method],
-            decode=lambda data, method=method: scene.doors().call(method, data),
-            expected=(FedelmyError, DecodeError, ValueError, grpc.RpcError),
+            decode=lambda data, method=method, split=split: scene.doors().call(method, split(data)),
             weight=1 if name in _EMPTY else 2 if name == "Send" else 4,
         )
 
@@ -104,6 +139,7 @@ ANSWERS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Control/Watch": control_pb2.Event,
     "/fedelmy.v1.Control/Cancel": control_pb2.CancelReply,
     "/fedelmy.v1.Control/Report": control_pb2.ReportReply,
+    "/fedelmy.v1.Control/Revoke": control_pb2.RevokeReply,
     "/fedelmy.v1.Peer/Watch": peer_pb2.NeighbourState,
     "/fedelmy.v1.Transfer/Begin": transfer_pb2.BeginReply,
     "/fedelmy.v1.Transfer/Send": transfer_pb2.Receipt,
@@ -111,14 +147,16 @@ ANSWERS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Admin/Runs": admin_pb2.RunsReply,
     "/fedelmy.v1.Admin/Show": control_pb2.ReportReply,
     "/fedelmy.v1.Admin/Model": admin_pb2.ModelReply,
+    "/fedelmy.v1.Admin/Approve": admin_pb2.ApproveReply,
+    "/fedelmy.v1.Admin/Refuse": admin_pb2.RefuseReply,
     "/fedelmy.v1.Admin/Prune": admin_pb2.PruneReply,
 }
 
 
 def _answer_targets() -> Iterator[Target]:
     takers: Mapping[str, Callable[[Any], object]] = {
-        "DescribeReply": lambda reply: _must_be_json(encode(convert.description_from_pb(reply))),
-        "PrepareReply": lambda reply: _must_be_json(convert.read_object(reply.report)),
+        "DescribeReply": _describe,
+        "PrepareReply": lambda reply: _must_be_json(encode(convert.answer_from_pb(reply))),
         "StartReply": lambda reply: convert.state_from_pb(reply.state),
         "CancelReply": lambda reply: convert.state_from_pb(reply.state),
         "Event": _fold,
@@ -126,7 +164,10 @@ def _answer_targets() -> Iterator[Target]:
         "NeighbourState": _hear,
         "BeginReply": lambda reply: convert.receipt_from_pb(reply.receipt) if reply.HasField("receipt") else None,
         "Receipt": convert.receipt_from_pb,
-        "HealthReply": convert.health_from_pb,
+        "RevokeReply": lambda reply: reply.number,
+        "ApproveReply": lambda reply: convert.state_from_pb(reply.state),
+        "RefuseReply": lambda reply: convert.state_from_pb(reply.state),
+        "HealthReply": lambda reply: _must_be_json(encode(convert.health_from_pb(reply))),
         "RunsReply": lambda reply: convert.summaries_from_pb(reply.runs),
         "ModelReply": convert.model_from_pb,
         "PruneReply": lambda reply: convert.pruned_from_pb(reply.runs),
@@ -142,6 +183,13 @@ def _answer_targets() -> Iterator[Target]:
             expected=(PeerError, DecodeError),
             weight=8 if name in ("Event", "ReportReply", "NeighbourState") else 2,
         )
+
+
+def _describe(message: control_pb2.DescribeReply) -> None:
+    description = convert.description_from_pb(message)
+    _must_be_json(encode(description))
+    for text in expiry_warnings(None, [description]):
+        _must_be_plain(text)
 
 
 def _fold(message: control_pb2.Event) -> None:
@@ -169,7 +217,7 @@ def _stand(message: control_pb2.ReportReply) -> None:
     _must_be_json(standing.encoded())
     for text in (*standing.outcome.sentences(), *(standing.note(report, step) for step in report.steps)):
         _must_be_plain(text)
-    for text in (*map(absence_text, report.absent), *map(skip_text, report.origin.skipped), report.message):
+    for text in (*map(absence_text, report.absent), *map(skip_text, report.origin.skipped), *report_lines(report)):
         _must_be_plain(text)
     progress = RunProgress(outline, began_before=True)
     progress.take({report.site: report})
@@ -265,6 +313,9 @@ def _header(data: bytes) -> None:
     check_manifest(header.manifest, header.manifest)
 
 
+# --- identities and what is kept on the disk ------------------------------------------------------------------------
+
+
 def _certificate(data: bytes) -> None:
     for certificate in parse_certificates(data, "it")[:3]:
         fingerprint(public_key(certificate))
@@ -273,7 +324,7 @@ def _certificate(data: bytes) -> None:
 
 
 def _request(data: bytes) -> None:
-    path = scene.directory() / "request.csr"
+    path = directory() / "request.csr"
     path.write_bytes(data)
     _ = read_request(path).fingerprint
 
@@ -281,7 +332,100 @@ def _request(data: bytes) -> None:
 def _signature(data: bytes) -> None:
     """Two frames: a signature and its certificate."""
     value, pem, *_ = [*split_frames(data), b"", b""]
-    verify(b"payload", Signature(value=value, certificate_pem=pem), scene.ca_pem(), purpose=Purpose.PLAN)
+    verify(b"payload", Signature(value=value, certificate_pem=pem), papers.trust(), purpose=Purpose.PLAN)
+
+
+def _caller(data: bytes) -> None:
+    """Frames: the certificate that a caller shows, and the others that it sends with it."""
+    leaf, *others = [*split_frames(data), b""]
+    scene.doors().meet(leaf, [b"".join(others)] if others != [b""] else [])
+
+
+def _chain(data: bytes) -> None:
+    """A chain whose signatures are right, whatever is in it."""
+    chain = parse_certificates(papers.certified(data), "it")
+    papers.trust().verify(chain)
+    papers.trust().verify(chain)  # remembered
+    _must_be_plain(tls_name(chain[0]))
+    expiry_warning("it", chain[0].not_valid_after_utc)
+
+
+def _list(data: bytes) -> None:
+    """A revocation list as it was brought, and put into force."""
+    _, lists = papers.trust().offered(data, "it")
+    again = replace(papers.trust(), lists_pem=b"".join(one.pem for one in lists))
+    for one in again.lists:
+        again.number(one.issuer)
+        _must_be_plain(repr(one.issuer.rfc4514_string()))
+        one.is_stale()
+        for leaf in papers.leaves():
+            one.revoked_at(leaf)
+    for leaf in papers.leaves():
+        with contextlib.suppress(IdentityError):
+            again.verify([leaf])
+
+
+def _rule(data: bytes) -> None:
+    """A text of site.toml: the name in a foreign certificate, a pin."""
+    text = data.decode("utf-8", "replace")
+    subject = Subject.of("south", "site")
+    kinds: tuple[Callable[[], object], ...] = (
+        lambda: replace(papers.trust(), rules=TrustRules(names=(NameRule(subject=subject, distinguished=text),))),
+        lambda: replace(papers.trust(), rules=TrustRules(names=(NameRule(subject=subject, san=text),))),
+        lambda: fingerprint_text(text),
+        lambda: Subject.parse(text),
+    )
+    refused = 0
+    for kind in kinds:
+        try:
+            kind()
+        except ConfigError as error:
+            _must_be_plain(error.message)
+            refused += 1
+    if refused == len(kinds):
+        raise ConfigError("E-CONFIG-VALUE", "nothing of all that")
+
+
+def _audit(data: bytes) -> None:
+    """`audit.head` in the first line, the audit log in the others: looked at, gone on with, and looked at again."""
+    head, _, lines = data.partition(b"\n")
+    home = directory() / "audit"
+    home.mkdir(exist_ok=True)
+    for old in home.iterdir():
+        old.unlink()
+    (home / "audit.head").write_bytes(head + b"\n")
+    (home / "audit.jsonl").write_bytes(lines)
+    before = _audited(home)
+    log = AuditLog(home)
+    log.record(Act(act="run-started", who="operator/operator", run="run-1"))
+    log.record(Act(act="run-started", who="operator/operator", run="run-2"))
+    after = _audited(home)
+    # A head that is not there, or that nobody can read, is written anew.
+    if any(not text.startswith("audit.head ") for text in before.problems) and not after.problems:
+        raise AssertionError(f"forgotten: {before.problems}")
+    if list(entries(home))[-1]["run"] != "run-2":
+        raise AssertionError("what was recorded is not there")
+    if before.problems:
+        raise StoreError("E-AUDIT-BROKEN", "not whole")
+
+
+def _audited(home: Path) -> Verdict:
+    verdict = verify_audit(home)
+    for text in (*verdict.problems, verdict.since, verdict.until):
+        _must_be_plain(text)
+    for entry in entries(home):
+        _must_be_plain(audit_line(entry))
+        _must_be_json(entry)
+    return verdict
+
+
+def _details(data: bytes) -> None:
+    path = directory() / "details.log"
+    path.write_bytes(data)
+    found = details_of(path, "run-1")
+    _must_be_json(found)
+    for line in detail_lines(found):
+        _must_be_plain(line, lines=True)
 
 
 def _names(data: bytes) -> None:
@@ -319,9 +463,19 @@ def _inner_targets() -> Iterator[Target]:
     yield Target(name="bundle header", form="json", seeds=scene.header_seeds, decode=_header, weight=6)
     yield Target(name="bundle stream", form="header", seeds=scene.bundle_seeds, decode=_stream, weight=6)
     yield Target(name="block", form="protobuf", seeds=scene.block_seeds, decode=_block, expected=(DecodeError,))
-    yield Target(name="certificate", form="pem", seeds=scene.certificate_seeds, decode=_certificate)
-    yield Target(name="certificate request", form="pem", seeds=scene.csr_seeds, decode=_request)
-    yield Target(name="signature", form="frames", seeds=scene.signature_seeds, decode=_signature)
+    yield Target(name="certificate", form="pem", seeds=papers.certificate_seeds, decode=_certificate)
+    yield Target(name="certificate request", form="pem", seeds=papers.request_seeds, decode=_request)
+    yield Target(name="signature", form="frames", seeds=papers.signature_seeds, decode=_signature)
+    yield Target(name="caller", form="frames", seeds=papers.caller_seeds, decode=_caller)
+    yield Target(name="chain", form="frames", seeds=papers.chain_seeds, decode=_chain, expected=(IdentityError,))
+    yield Target(name="revocation list", form="pem", seeds=papers.list_seeds, decode=_list, expected=(IdentityError,))
+    yield Target(
+        name="signed revocation list", form="der", seeds=papers.list_body_seeds,
+        decode=lambda data: _list(papers.listed(data)), expected=(IdentityError,),
+    )  # fmt: skip
+    yield Target(name="identity rule", form="bytes", seeds=papers.name_seeds, decode=_rule, expected=(ConfigError,))
+    yield Target(name="audit log", form="lines", seeds=scene.audit_seeds, decode=_audit, expected=(StoreError,))
+    yield Target(name="details", form="lines", seeds=scene.details_seeds, decode=_details, weight=2)
     yield Target(name="names", form="bytes", seeds=scene.name_seeds, decode=_names)
 
 

@@ -14,7 +14,8 @@ from doors import Door
 
 from fedelmy_launcher import authority
 from fedelmy_node.domain.names import Address
-from fedelmy_node.identity.keystore import Identity, LiveIdentity
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.trust import Trust
 from fedelmy_node.rpc.guard import Guard, Rule, caller
 from fedelmy_node.rpc.serve import make_server

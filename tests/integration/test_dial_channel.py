@@ -15,7 +15,8 @@ from fedelmy_launcher import authority
 from fedelmy_node.domain.names import Address, SiteName
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.keystore import Identity, LiveIdentity
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.rpc import preflight
 from fedelmy_node.rpc import serve as serve_module
 from fedelmy_node.rpc.dial import channel_to, open_channel, probe

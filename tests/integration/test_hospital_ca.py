@@ -14,9 +14,10 @@ from fedelmy_launcher import authority
 from fedelmy_node.domain.names import Address, SiteName
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.certificates import Subject, parse_certificates, to_pem
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.certificates import parse_certificates, to_pem
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.rules import NameRule, TrustRules
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.rpc.dial import open_channel, probe
 from fedelmy_node.rpc.faults import map_errors
 from fedelmy_node.rpc.guard import caller, recheck

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,10 @@ from fedelmy_node.domain.transfer import Origin, Parcel
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.admin import admin_client
-from fedelmy_node.rpc.clients import OperatorClient, PeerClient
+from fedelmy_node.rpc.clients import AdminClient, OperatorClient, PeerClient
+from fedelmy_node.rpc.convert import offer_to_pb
 from fedelmy_node.rpc.dial import open_channel
+from fedelmy_node.rpc.endpoint import BUDGETS
 from fedelmy_node.store.audit_check import verify
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
@@ -242,17 +245,24 @@ def test_an_operator_cannot_bring_what_another_has_signed(bed: Bed, forge: Calla
 
 
 def test_a_flood_of_refusals_is_a_few_lines(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+    """First as often as a site may call, then far more often; of each kind three are written, and all are counted."""
     caplog.set_level(logging.INFO)
-    parcel, client = bed.parcel("live"), bed.peer("west")
-    for _ in range(40):  # more would be too often
+    parcel, client, burst = bed.parcel("live"), bed.peer("west"), BUDGETS["transfers"].burst
+    for _ in range(burst):
         with pytest.raises(FedelmyError, match="E-CONSENT-EDGE"):
             client.deliver(parcel, lambda _: None)
+    at_once = 24  # of one connection; beyond 32 its transport refuses them, and nobody counts
+    flood = [client._transfer.Begin.future(offer_to_pb(parcel.offer)) for _ in range(at_once)]
+    assert all(call.exception(timeout=60) is not None for call in flood)
     client.close()
-    assert sum(entry["act"] == "delivery-refused" for entry in bed.audited()) == 3
-    assert sum("E-CONSENT-EDGE" in record.getMessage() for record in caplog.records) == 3
+    written = Counter(entry["code"] for entry in bed.audited() if entry["act"] == "delivery-refused")
+    assert written == {"E-CONSENT-EDGE": 3, "E-PEER-BUSY": 3}
+    logged = [record.getMessage() for record in caplog.records if "answered with E-" in record.getMessage()]
+    assert len(logged) == 6
     bed.stop()
-    (total,) = [entry for entry in bed.audited() if entry["act"] == "refusals-summed"]
-    assert (total["who"], total["code"], total["facts"]["more"]) == ("site/west", "E-CONSENT-EDGE", 37)
+    sums = [entry for entry in bed.audited() if entry["act"] == "refusals-summed"]
+    assert {(entry["who"], entry["code"]) for entry in sums} == {("site/west", code) for code in written}
+    assert sum(entry["facts"]["more"] for entry in sums) == burst + at_once - 6
 
 
 def test_what_cannot_be_audited_is_not_done(bed: Bed) -> None:
@@ -265,9 +275,14 @@ def test_what_cannot_be_audited_is_not_done(bed: Bed) -> None:
         with pytest.raises(FedelmyError, match="E-STORE-UNWRITABLE") as caught:
             control.start(RunId("live"))
         assert str(bed.root) not in f"{caught.value} {caught.value.hint}"
-        with admin_client(bed.layout.root) as admin, pytest.raises(FedelmyError, match="E-STORE") as caught:
-            admin.prune([RunId("over")], 0.0, dry_run=False)
-        assert str(log) in caught.value.private  # the administrator is told where
+        deeds: list[Callable[[AdminClient], object]] = [
+            lambda admin: admin.prune([RunId("over")], 0.0, dry_run=False),
+            lambda admin: admin.refuse(RunId("live"), "not now"),
+        ]
+        for deed in deeds:
+            with admin_client(bed.layout.root) as admin, pytest.raises(FedelmyError, match="E-STORE") as caught:
+                deed(admin)
+            assert str(log) in caught.value.private  # the administrator is told where
         assert bed.written() == before
         cancel = signed_cancel(RunId("live"), bed.plans["live"], "", bed.callers["operator"])
         assert control.cancel(cancel) == "cancelled"

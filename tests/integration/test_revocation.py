@@ -15,9 +15,9 @@ from fedelmy_launcher.control import Sites, expiry_warnings
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.certificates import Subject
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.rules import TrustRules
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.rpc.admin import admin_client
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel, probe

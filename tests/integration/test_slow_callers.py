@@ -125,7 +125,7 @@ def test_a_receiver_that_is_slow_itself_blames_nobody(identities: Identities, se
 
     guard = Guard(rules("Receive"), budgets(control=1), believe=lambda: identities["south"].trust, stall_seconds=0.2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inflow, "FIRST_SECONDS", 0.2)
+        patch.setattr(inflow, "FIRST_SECONDS", 1.0)  # then it is looked at five times a second
         address = serve(
             identities["south"], guard=guard, more={"Receive": grpc.stream_unary_rpc_method_handler(receive)}
         )
@@ -227,11 +227,33 @@ def test_connections_that_stall_before_tls_is_done_are_closed(
 
 
 def test_as_many_streams_as_a_connection_wants_do_not_run(identities: Identities, serve: Serve) -> None:
-    """More than the transport's own limit wait at the caller; none is lost."""
-    with open_channel(serve(identities["south"]), identities["north"], expect_role="site") as channel:
-        calls = [channel.unary_unary("/test.Echo/Say").future(b"x", timeout=30) for _ in range(200)]
+    """More than the transport's own limit wait at the caller or are refused; the connection goes on."""
+    running, seen, go, lock = [0], [0], threading.Event(), threading.Lock()
+
+    def hold(request: bytes, _: grpc.ServicerContext) -> bytes:
+        with lock:
+            running[0] += 1
+            seen[0] = max(seen[0], running[0])
+        go.wait(20)
+        with lock:
+            running[0] -= 1
+        return request
+
+    guard = Guard(rules("Say", "Hold"), budgets(control=200), believe=lambda: identities["south"].trust)
+    address = serve(identities["south"], guard=guard, more={"Hold": grpc.unary_unary_rpc_method_handler(hold)})
+    with (
+        open_channel(address, identities["north"], expect_role="site") as greedy,
+        open_channel(address, identities["operator"], expect_role="site") as other,
+    ):
+        calls = [greedy.unary_unary("/test.Echo/Hold").future(b"x", timeout=30) for _ in range(100)]
+        until(lambda: running[0] >= 32)
+        assert ask(other) == b"hello"
+        go.set()
         answers: list[Any] = [call.exception() or call.result() for call in calls]
-    assert len(answers) == 200
+        assert ask(greedy) == b"hello"
+    refusals = [answer.code() for answer in answers if answer != b"x"]
+    assert len(answers) - len(refusals) >= 32 and set(refusals) <= {grpc.StatusCode.UNAVAILABLE}
+    assert seen == [32]
 
 
 @pytest.mark.parametrize("method", ["Say", "Count"])

@@ -6,7 +6,6 @@ code. Either way nothing is written.
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,14 +18,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from doors import SOUTH, Door, begin, describe, member
+from http2 import Connection, message_head
 
 from fedelmy_launcher import authority
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import KEY_USAGES, fingerprint, to_pem
+from fedelmy_node.identity.keys import encode_key, read_key
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc import preflight
 from fedelmy_node.rpc.dial import channel_to, open_channel, probe
 
 Identities = Mapping[str, Identity]
@@ -48,7 +48,7 @@ def certificate(
     names = x509.SubjectAlternativeName([x509.DNSName("north.site.fedelmy")])
     builder = builder.add_extension(names, critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage(KEY_USAGES), critical=False)
-    return builder.sign(keystore.read_key(ca / "ca.key") if ca else key, hashes.SHA256())
+    return builder.sign(read_key(ca / "ca.key") if ca else key, hashes.SHA256())
 
 
 def posing(honest: Identity, ca: Path | None, **dates: float) -> Identity:
@@ -57,7 +57,7 @@ def posing(honest: Identity, ca: Path | None, **dates: float) -> Identity:
     leaf = certificate(ca, key, **dates)
     return replace(
         honest,
-        key_pem=keystore.encode_key(key),
+        key_pem=encode_key(key),
         certificate_pem=to_pem(leaf),
         not_after=leaf.not_valid_after_utc,
         fingerprint=fingerprint(key.public_key()),
@@ -126,52 +126,23 @@ def test_the_right_ca_but_the_wrong_role(door: Door) -> None:
     assert door.refusals() == ["E-IDENTITY-ROLE"] * 2
 
 
-# --- old TLS: a client made of the standard library and a few frames of HTTP/2 ----------------------------------------
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
-
-
-def _header(name: bytes, value: bytes) -> bytes:
-    """A literal header of HPACK, neither indexed nor compressed."""
-    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-def call_by_hand(address: Address, identity: Identity, method: str, version: ssl.TLSVersion) -> bytes:
-    """What a server answers to one call over a chosen version of TLS: all bytes until the stream ends."""
-    context = preflight._tls_context(identity)
-    context.minimum_version = context.maximum_version = version
-    names = {":method": "POST", ":scheme": "https", ":path": method, ":authority": "south",
-             "content-type": "application/grpc", "te": "trailers"}  # fmt: skip
-    headers = b"".join(_header(name.encode(), value.encode()) for name, value in names.items())
-    host, _, port = address.rpartition(":")
-    answer = b""
-    with (
-        socket.create_connection((host, int(port)), timeout=10) as plain,
-        context.wrap_socket(plain) as connection,
-    ):
-        assert connection.version() == version.name.replace("_", ".")
-        connection.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"")
-            + _frame(1, 4, 1, headers) + _frame(0, 1, 1, bytes(5))
-        )  # fmt: skip
-        stream = connection.makefile("rb")
-        while True:
-            head = stream.read(9)
-            payload = stream.read(int.from_bytes(head[:3]))
-            answer += payload
-            if head[3] in (3, 7) or (head[3] == 1 and head[4] & 1):  # reset, go away, or the last headers
-                return answer
+def call_by_hand(door: Door, method: str, version: ssl.TLSVersion) -> bytes:
+    """What the node answers to one call of an operator over a chosen version of TLS."""
+    connection = Connection(door.address, door.ca / "operator", version=version)
+    stream = connection.open_stream(method)
+    connection.send(stream, message_head(0))
+    while stream not in connection.listen():
+        pass
+    connection.close()
+    return connection.answers
 
 
 def test_tls_1_2_is_refused_by_the_guard(door: Door) -> None:
     """grpcio cannot set a minimum: the handshake succeeds, and the interceptor says no before any handler runs."""
-    operator = keystore.load(door.ca / "operator")
     before = door.files()
-    answer = call_by_hand(door.address, operator, "/fedelmy.v1.Control/Describe", ssl.TLSVersion.TLSv1_2)
+    answer = call_by_hand(door, "/fedelmy.v1.Control/Describe", ssl.TLSVersion.TLSv1_2)
     assert b"E-IDENTITY-TLS" in answer
     assert (door.node.calls, door.files(), door.refusals()) == ([], before, ["E-IDENTITY-TLS"])
-    answer = call_by_hand(door.address, operator, "/fedelmy.v1.Control/Describe", ssl.TLSVersion.TLSv1_3)
+    answer = call_by_hand(door, "/fedelmy.v1.Control/Describe", ssl.TLSVersion.TLSv1_3)
     assert b"E-IDENTITY" not in answer
     assert door.node.calls == ["describe"], "the same client is let in with TLS 1.3"

@@ -41,7 +41,7 @@ from fedelmy_launcher.plans import compile_plan, signed_cancel, signed_slices
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon import absence, device, executor, inbox, lookout, outbox, steps
 from fedelmy_node.daemon.courier import Delivered, News, Refused, Retrying, Unneeded, _is_final
-from fedelmy_node.daemon.preparation import decode_cancel
+from fedelmy_node.daemon.orders import decode_cancel
 from fedelmy_node.daemon.trainers import Failed, Finished, Progress
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind, RunState

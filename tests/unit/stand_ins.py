@@ -16,7 +16,7 @@ from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.courier import News
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
-from fedelmy_node.daemon.preparation import Cancel, decode_cancel
+from fedelmy_node.daemon.orders import Cancel, decode_cancel
 from fedelmy_node.daemon.trainers import Message
 from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace

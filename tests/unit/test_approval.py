@@ -15,7 +15,8 @@ from fedelmy_node.daemon import steps
 from fedelmy_node.daemon.courier import _is_final
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
-from fedelmy_node.daemon.preparation import _stands, decode_cancel
+from fedelmy_node.daemon.orders import decode_cancel
+from fedelmy_node.daemon.preparation import _stands
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.reports import NeighbourState

@@ -10,6 +10,7 @@ from fedelmy_launcher.plans import signed_slices
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.daemon.asking import asked
 from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.texts import MESSAGE_CHARACTERS
 from fedelmy_node.store.records import Prepared, read_slice
 
 REPORT = {
@@ -36,7 +37,7 @@ def test_the_first_site_of_a_chain() -> None:
     assert "It sends what it has trained to south at 127.0.0.1:50052." in text
     assert "It receives the result from south." in text
     assert "If south cannot be reached, the run waits for it." in text
-    assert "The operator is told how many samples it has" in text and "not told" not in text
+    assert "The operator is told how many samples this site has" in text and "not told" not in text
 
 
 def test_a_site_in_the_middle_that_may_have_to_go_around_others() -> None:
@@ -55,7 +56,7 @@ def test_ways_around_are_conditions() -> None:
 def test_what_is_kept_back_is_said() -> None:
     text = text_for("west", Consent(disclose=("metrics",)), deliver="last")
     assert "The operator is told losses, accuracies and other metrics;" in text
-    assert "The operator is not told how many samples it has, how many samples of each class." in text
+    assert "The operator is not told how many samples this site has, how many of each class." in text
     assert "It sends no model to anybody." in text
 
 
@@ -68,4 +69,4 @@ def test_names_of_the_operator_cannot_pose_as_sentences() -> None:
     text = text_for("north", recipe=recipe)
     assert "\x1b" not in text and "\u202e" not in text
     assert not any(line.startswith("  - ") for line in text.splitlines())
-    assert max(map(len, text.splitlines())) <= 1003
+    assert max(map(len, text.splitlines())) <= MESSAGE_CHARACTERS

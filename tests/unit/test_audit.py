@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -21,6 +21,7 @@ from fedelmy_node.cli.audit import audit
 from fedelmy_node.daemon import refusals
 from fedelmy_node.daemon.refusals import Refusals
 from fedelmy_node.errors import IdentityError, StoreError
+from fedelmy_node.rpc.alarms import Alarm, Alarms
 from fedelmy_node.rpc.calling import Calling, Refusal
 from fedelmy_node.store import audit as store
 from fedelmy_node.store.audit import Act, AuditLog
@@ -182,7 +183,8 @@ def test_show_and_verify_for_people_and_machines(tmp_path: Path) -> None:
     fill(tmp_path)
     shown = CliRunner().invoke(audit, ["show", "--state", str(tmp_path), "--run", "run-3"]).output
     assert "run-pruned" in shown and "administrator (local) run-3 bytes=3" in shown and "run-2" not in shown
-    assert CliRunner().invoke(audit, ["show", "--state", str(tmp_path), "--act", "plan-asked"]).output == ""
+    nothing = CliRunner().invoke(audit, ["show", "--state", str(tmp_path), "--act", "plan-asked"])
+    assert (nothing.stdout, nothing.exit_code) == ("", 0) and "No line" in nothing.stderr
     everything = CliRunner().invoke(audit, ["show", "--state", str(tmp_path), "--since", "1h", "--json"]).output
     assert [json.loads(line)["seq"] for line in everything.splitlines()] == [1, 2, 3, 4, 5]
     found = json.loads(CliRunner().invoke(audit, ["verify", "--state", str(tmp_path), "--json"]).output)
@@ -191,17 +193,23 @@ def test_show_and_verify_for_people_and_machines(tmp_path: Path) -> None:
     assert isinstance(done.exception, StoreError) and done.exception.code == "E-AUDIT-MISSING"
 
 
-class Timer:
-    """A timer that the test rings."""
+def test_every_act_is_in_the_documentation() -> None:
+    root = Path(__file__).parents[2]
+    kinds = "plan|run|delivery|call|refusals|identity|revocations|node|audit"
+    sources = "".join(path.read_text("utf-8") for path in (root / "node").rglob("*.py"))
+    made = set(re.findall(rf'"((?:{kinds})-[a-z]+)"', sources))
+    page = (root / "docs" / "site.md").read_text("utf-8").partition("| act | when |")[2].partition("**What it")[0]
+    told = set(re.findall(rf"`((?:{kinds})-[a-z]+)`", page))
+    assert {"run-approved", "delivery-received"} <= made
+    assert made == told
 
-    made: list[Timer]
 
-    def __init__(self, seconds: float, ring: Callable[[], None]) -> None:
-        self.seconds, self.ring, self.daemon = seconds, ring, False
-        Timer.made.append(self)
+class ByHand(Alarms):
+    """Alarms that the test rings."""
 
-    def start(self) -> None: ...
-    def cancel(self) -> None: ...
+    def after(self, seconds: float, look: Callable[[], float | None]) -> Alarm:
+        self.seconds, self.ring = seconds, look
+        return Alarm(look)
 
 
 def refusal(who: str, origin: str = "ipv4:10.0.0.1:5", method: str = "/fedelmy.v1.Transfer/Begin") -> Refusal:
@@ -211,23 +219,24 @@ def refusal(who: str, origin: str = "ipv4:10.0.0.1:5", method: str = "/fedelmy.v
 
 def test_a_flood_is_counted_not_written(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    Timer.made, acts = [], []
-    take: Any = Refusals(acts.append, Timer)  # type: ignore[arg-type]
+    alarms, acts = ByHand(), list[Act]()
+    take = Refusals(acts.append, alarms)
     for _ in range(1000):
         take(refusal("site/south"))
     take(refusal("site/north"))
     assert [act.act for act in acts] == ["delivery-refused"] * 4
     assert (acts[0].run, acts[0].edge, acts[0].code) == ("run-1", "edge-1", "E-IDENTITY-ROLE")
     assert len(caplog.records) == 4 and "/data/x" not in caplog.text
-    Timer.made[-1].ring()
+    longer = alarms.ring()
     assert (acts[-1].act, acts[-1].who, acts[-1].facts["more"]) == ("refusals-summed", "site/south", 997)
     assert len(caplog.records) == 5 and "997 more" in caplog.text
-    assert Timer.made[-1].seconds > Timer.made[0].seconds  # while it goes on, sums are rarer
+    assert longer is not None and longer > alarms.seconds  # while it goes on, sums are rarer
+    assert alarms.ring() is None and len(caplog.records) == 5  # and then there is nothing to sum up
 
 
 def test_many_callers_take_bounded_room() -> None:
-    Timer.made, acts = [], []
-    take: Any = Refusals(acts.append, Timer)  # type: ignore[arg-type]
+    acts: list[Act] = []
+    take = Refusals(acts.append, ByHand())
     for number in range(5000):
         take(refusal("nobody", f"ipv4:10.{number % 256}.{number // 256}.1:{number}"))
     assert len(acts) == refusals._ALL

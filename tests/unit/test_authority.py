@@ -234,6 +234,23 @@ def test_one_certificate_of_a_name_can_be_revoked(ca: Path, tmp_path: Path) -> N
     assert states[old.serial] == ("revoked", "superseded") and states[new.serial] == ("valid", None)
 
 
+def test_an_old_key_goes_with_all_its_certificates(ca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been renewed: then one serial number would not be enough. `sign` says what to type."""
+    monkeypatch.chdir(tmp_path)
+    certify(ca, tmp_path / "old")
+    authority.sign(ca, tmp_path / "old" / "request.csr", tmp_path / "renewed.pem")
+    new = request_of(tmp_path / "new")
+    old = keystore.pending(tmp_path / "old").fingerprint
+    said = invoke(ca_command, "sign", new, "--dir", ca, "--replace", "--yes")
+    command = f"ca revoke north --key {old} --reason superseded --dir {ca}"
+    assert f"`fedelmy-launch {command}`" in said
+    invoke(ca_command, *command.split()[1:])
+    assert [e.state for e in authority.certified(ca) if e.issued.name == "north"] == ["revoked", "revoked", "valid"]
+    assert "stays valid" not in invoke(ca_command, "sign", new, "--dir", ca, "--yes")
+    with pytest.raises(FedelmyError, match=r"E-IDENTITY-MISSING.*fingerprint"):
+        authority.revoke(ca, "north", keys=[old])
+
+
 def test_a_revoked_key_is_not_certified_again(ca: Path, tmp_path: Path) -> None:
     certify(ca, tmp_path / "north")
     authority.revoke(ca, "north")
@@ -264,6 +281,23 @@ def test_a_site_takes_a_list_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "list 1" in invoke(identity_command, "install", "federation-ca/revoked.pem", *state)
     assert "list 1" in invoke(identity_command, "show", *state)
     assert json.loads(invoke(identity_command, "show", "--json", *state))["lists"] == [1]
+
+
+def test_who_was_revoked_still_sees_who_he_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And which new key waits: the administrator is in the middle of getting out of it."""
+    monkeypatch.chdir(tmp_path)
+    state = ("--state", "north")
+    invoke(ca_command, "init")
+    invoke(identity_command, "init", "--site", "north", *state, "--out", "north.csr")
+    invoke(ca_command, "sign", "north.csr", "--yes")
+    assert "Next: start" in invoke(identity_command, "install", "north.site.pem", *state)
+    assert "from now on" in invoke(identity_command, "install", "north.site.pem", *state)
+    invoke(ca_command, "revoke", "north")
+    invoke(identity_command, "install", "federation-ca/revoked.pem", *state)
+    rotated = json.loads(invoke(identity_command, "rotate", "--json", *state))
+    shown = CliRunner().invoke(identity_command, ["show", *state])
+    assert "site/north" in shown.output and rotated["fingerprint"] in shown.output
+    assert isinstance(shown.exception, IdentityError) and shown.exception.code == "E-IDENTITY-REVOKED"
 
 
 def test_the_commands_of_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

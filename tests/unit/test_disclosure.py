@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scene
 from federations import make_plan
 from reports import make_report
 from small_recipes import job, recipe
 
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.daemon.disclosure import KEYS, Disclosed
+from fedelmy_node.domain.event_data import check_event_data
 from fedelmy_node.domain.events import Event, EventKind
 from fedelmy_node.domain.names import SiteName, run_id
 from fedelmy_node.errors import DataError, StoreError, TrainingError
@@ -53,6 +55,14 @@ def test_ratios_without_their_counts_are_rounded() -> None:
     assert METRICS.data({"member_accuracies": [0.123456, None]}) == {"member_accuracies": [0.12, None]}
     without_classes = Disclosed(Consent(disclose=("sample-counts", "metrics")))
     assert without_classes.data(EVALUATION)["balanced_accuracy"] == 0.94
+
+
+@pytest.mark.parametrize("kind", EventKind)
+def test_what_is_left_of_an_event_is_one(kind: EventKind) -> None:
+    """A launcher refuses events that lack what their kind must have: a site may keep nothing of that to itself."""
+    data = scene.event_data()[kind]
+    for disclosed in (ALL, NONE, COUNTS, METRICS):
+        check_event_data(kind, disclosed.data(data))
 
 
 def test_a_key_that_nobody_classified_stays() -> None:

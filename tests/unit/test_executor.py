@@ -15,7 +15,7 @@ from federations import make_plan
 from fedelmy_launcher.plans import signed_cancel, signed_slices
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.executor import Executor
-from fedelmy_node.daemon.preparation import Cancel, decode_cancel
+from fedelmy_node.daemon.orders import Cancel, decode_cancel
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id

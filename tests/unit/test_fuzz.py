@@ -25,6 +25,7 @@ from fedelmy_node.store.records import read_slice
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
 FILES = (admin_pb2, control_pb2, peer_pb2, transfer_pb2)
+pytestmark = pytest.mark.filterwarnings("ignore:Attribute's length must be", "ignore:Parsed a serial number")
 INPUTS = 60
 """Of each target; `make fuzz` tries thousands."""
 

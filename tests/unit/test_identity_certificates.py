@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from fedelmy_launcher import authority
 from fedelmy_node.errors import ConfigError, IdentityError
 from fedelmy_node.identity.certificates import (
-    Subject,
     check_authority,
     fingerprint,
     full_fingerprint,
@@ -26,6 +25,7 @@ from fedelmy_node.identity.certificates import (
     subject_of_names,
 )
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
 
 Forge = Callable[..., Identity]

@@ -13,9 +13,11 @@ from fedelmy_launcher import authority
 from fedelmy_node.durable import write_durably
 from fedelmy_node.errors import FedelmyError, IdentityError, StoreError
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.certificates import Subject
-from fedelmy_node.identity.keystore import Identity, LiveIdentity
+from fedelmy_node.identity.keys import read_key
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.requests import make_request
+from fedelmy_node.identity.subject import Subject
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def test_a_certificate_for_another_key_is_refused(home: Path, federation_ca: Pat
 
 
 def test_a_certificate_of_another_name_is_refused(home: Path, federation_ca: Path, tmp_path: Path) -> None:
-    request = make_request(Subject.of("eastern", "site"), keystore.read_key(home / "key.pem"))
+    request = make_request(Subject.of("eastern", "site"), read_key(home / "key.pem"))
     (tmp_path / "eastern.csr").write_bytes(request)
     signed = authority.sign(federation_ca, tmp_path / "eastern.csr", tmp_path / "eastern.pem", replace=True)
     with pytest.raises(IdentityError, match=r"E-IDENTITY-MISMATCH.*site/eastern.*site/east"):

@@ -11,7 +11,7 @@ import pytest
 from fedelmy_launcher import authority
 from fedelmy_node.errors import IdentityError
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.live import LiveIdentity
 from hospital import Hospital
 
 
@@ -120,6 +120,8 @@ def test_a_live_identity_takes_up_a_list_that_revokes_itself(
         assert live.take_lists(authority.revoke(ca, "east").path.read_bytes(), "operator alice") == 1
     assert live().trust.lists[0].number == 1
     assert "E-IDENTITY-REVOKED" in caplog.text and "operator alice" in caplog.text
+    (warning,) = live().warnings()  # what `health` shows
+    assert warning.startswith("others refuse this site: E-IDENTITY-REVOKED")
     with pytest.raises(IdentityError, match="E-IDENTITY-REVOKED"):
         LiveIdentity(home)
 
@@ -154,7 +156,7 @@ def test_expiry_is_logged_once_a_day(
 ) -> None:
     keystore.install(home, sign(ca, home / "request.csr", days=12))
     live, now = LiveIdentity(home), 1000.0
-    monkeypatch.setattr("fedelmy_node.identity.keystore.time.monotonic", lambda: now)
+    monkeypatch.setattr("fedelmy_node.identity.live.time.monotonic", lambda: now)
     for _ in range(3):
         live()
     assert caplog.text.count("expires in 12 days") == 1

@@ -14,10 +14,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from fedelmy_launcher import authority
 from fedelmy_node.errors import ConfigError, IdentityError
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.certificates import Subject, parse_certificates, tls_name
+from fedelmy_node.identity.certificates import parse_certificates, tls_name
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.rules import NameRule, TrustRules, fingerprint_text
 from fedelmy_node.identity.signing import Purpose, sign, verify
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
 from hospital import Hospital
 

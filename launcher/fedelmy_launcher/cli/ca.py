@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedelmy_node.cli.frame import emit_json
 
 __all__ = ["ca"]
 
+_DEFAULT = Path("federation-ca")
 _REASONS = ("unspecified", "key-compromise", "superseded", "cessation-of-operation", "affiliation-changed")
 """Words of X.509, for people who read the list."""
 
@@ -21,7 +23,7 @@ _directory = click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("federation-ca"),
+    default=_DEFAULT,
     envvar="FEDELMY_CA",
     show_default=True,
     show_envvar=True,
@@ -68,7 +70,7 @@ def init(directory: Path, operator: str, as_json: bool) -> None:
         f"CA made in {directory}; operator {signed.subject.name}, valid until {signed.not_after:%Y-%m-%d}.\n"
         f"Keep {directory} private and backed up.\n\n"
         "Next: every site runs `fedelmy-node identity init --site NAME` and sends you its request;\n"
-        "      you run `fedelmy-launch ca sign REQUEST` on each.",
+        f"      you run `fedelmy-launch ca sign REQUEST{_named(directory)}` on each.",
         as_json,
     )
 
@@ -109,6 +111,16 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
         role=role,
         replace=options["replace"],
     )
+    following = (
+        f"Next: send {signed.path} back (it is not secret); there,\n"
+        f"      `fedelmy-node identity install {signed.path.name}` takes it in."
+    )
+    for old in signed.old_keys:
+        flags = f"{' --operator' if role == 'operator' else ''} --key {old} --reason superseded{_named(directory)}"
+        following += (
+            f"\n      The key {old} stays valid; once the new one is in use, revoke it:\n"
+            f"      `fedelmy-launch ca revoke {signed.subject.name}{flags}`."
+        )
     _show(
         {
             "name": signed.subject.name,
@@ -116,10 +128,9 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
             "fingerprint": signed.fingerprint,
             "path": str(signed.path),
             "not_after": signed.not_after.isoformat(),
+            "old_keys": list(signed.old_keys),
         },
-        f"Signed for {signed.subject}, valid until {signed.not_after:%Y-%m-%d}: {signed.path}\n\n"
-        f"Next: send {signed.path} back (it is not secret); there,\n"
-        f"      `fedelmy-node identity install {signed.path.name}` takes it in.",
+        f"Signed for {signed.subject}, valid until {signed.not_after:%Y-%m-%d}: {signed.path}\n\n{following}",
         as_json,
     )
 
@@ -128,10 +139,11 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
 @click.argument("name")
 @_directory
 @click.option("--operator", "of_operator", is_flag=True, help="NAME is an operator, not a site.")
+@click.option("--key", "keys", multiple=True, help="Only certificates for the key with this fingerprint. Repeatable.")
 @click.option("--serial", "serials", multiple=True, help="Only this certificate (see `ca list`). Repeatable.")
 @click.option("--reason", type=click.Choice(_REASONS), default=_REASONS[0], show_default=True, help="Why, for people.")
 @json_option
-def revoke(name: str, directory: Path, of_operator: bool, serials: tuple[str, ...], reason: str, as_json: bool) -> None:
+def revoke(name: str, directory: Path, of_operator: bool, as_json: bool, **options: Any) -> None:
     """Revoke the certificates of a site, or of an operator: from now on nobody is to believe them.
 
     Writes the revocation list anew. `fedelmy-launch check` and `run` hand it to every site; a site can also
@@ -141,12 +153,13 @@ def revoke(name: str, directory: Path, of_operator: bool, serials: tuple[str, ..
     Examples:
       fedelmy-launch ca revoke north --reason key-compromise
       fedelmy-launch ca revoke alice --operator
-      fedelmy-launch ca revoke north --serial 4f2a90c1 --reason superseded
+      fedelmy-launch ca revoke north --key 4D0C-9F2E-61B7-33A8-5E10 --reason superseded
+      fedelmy-launch ca revoke north --serial 4f2a90c1
     """
     from fedelmy_launcher import authority
 
     role: Literal["site", "operator"] = "operator" if of_operator else "site"
-    done = authority.revoke(directory, name, role=role, serials=serials, reason=reason)
+    done = authority.revoke(directory, name, role=role, **options)
     count = f"{len(done.serials)} certificate{'s' if len(done.serials) > 1 else ''}"
     _show(
         {
@@ -198,6 +211,11 @@ def list_command(directory: Path, as_json: bool) -> None:
         }[each.state]
         who, serial = f"{each.issued.role}/{each.issued.name}", each.issued.serial[:12]
         click.echo(f"{who:<24} signed {each.issued.at[:10]}  serial {serial}  key {each.fingerprint}  {state}")
+
+
+def _named(directory: Path) -> str:
+    """The flag that leads to this CA again, if one is needed."""
+    return "" if directory == _DEFAULT or "FEDELMY_CA" in os.environ else f" --dir {directory}"
 
 
 def _confirm(subject: str, fingerprint: str) -> None:

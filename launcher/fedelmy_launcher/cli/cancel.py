@@ -29,7 +29,7 @@ def cancel(
     words: tuple[str, ...], run_name: str | None, at: str | None, reason: str, identity: Path, insecure: bool,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """End RUN (default: the newest) at every site of FEDERATION (default: federation.toml).
+    """End RUN at every site of FEDERATION (default: federation.toml).
 
     What was trained stays on the sites' disks. A site that is down hears of it from its neighbours when it is
     back. Without FEDERATION, --at names any one site of the run.

@@ -31,6 +31,7 @@ def discover(head: str, as_toml: bool, identity: Path, insecure: bool, as_json: 
     """
     from fedelmy_launcher.chain import walk
     from fedelmy_node.domain.names import address
+    from fedelmy_node.domain.texts import clean
 
     chain = walk(address(head), load_operator(identity, insecure))
     if as_json:
@@ -44,10 +45,5 @@ def discover(head: str, as_toml: bool, identity: Path, insecure: bool, as_json: 
         click.echo(f"  {'site':<16} {'address':<28} {'data':<14} {'device':<8} version")
         for link in chain:
             node = link.node
-            data, device, version = (_printable(text) for text in (node.data, node.device, node.version))
+            data, device, version = (clean(text, 40) or "-" for text in (node.data, node.device, node.version))
             click.echo(f"  {link.site:<16} {link.address:<28} {data:<14} {device:<8} {version}")
-
-
-def _printable(text: str) -> str:
-    """Texts of other machines end up in a terminal."""
-    return "".join(character for character in text if character.isprintable())[:40] or "-"

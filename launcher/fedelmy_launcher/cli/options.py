@@ -37,7 +37,7 @@ def federation_argument(function: F) -> F:
 def target_arguments(function: F) -> F:
     """[FEDERATION] [RUN] as `words`, --run and --at."""
     words = click.argument("words", nargs=-1, metavar="[FEDERATION] [RUN]")
-    run = run_option("The run, as the argument RUN.  [default: the newest of this federation]")
+    run = run_option("The run, as the argument RUN.  [default: the newest of this federation that was not cancelled]")
     return words(run(at_option(function)))
 
 

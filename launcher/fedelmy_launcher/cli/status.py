@@ -37,7 +37,7 @@ __all__ = ["status"]
 def status(
     words: tuple[str, ...], run_name: str | None, at: str | None, identity: Path, insecure: bool, as_json: bool
 ) -> int:
-    """Show how RUN (default: the newest) is doing at every site of FEDERATION (default: federation.toml).
+    """Show how RUN is doing at every site of FEDERATION (default: federation.toml).
 
     Every site tells its steps, whom it waits for and cannot reach, and what it will do about it.
     Any machine with an operator's certificate will do; without FEDERATION, --at names any one site of the run.

@@ -16,11 +16,18 @@ from fedelmy_node.errors import ConfigError, StoreError
 __all__ = ["audit", "audit_line", "record_locally"]
 
 _LEAST_DIGITS = 16
+_LINE_CHARACTERS = 4000
 
 
 @click.group()
 def audit() -> None:
-    """Verify and read the audit log of this node."""
+    """Verify and read the audit log of this node.
+
+    \b
+    Examples:
+      fedelmy-node audit verify
+      fedelmy-node audit show --since 2d
+    """
 
 
 @audit.command("verify")
@@ -87,15 +94,19 @@ def show_log(since: str | None, acts: tuple[str, ...], run: str | None, state: P
     begin = ""
     if since is not None:
         begin = (datetime.now(UTC) - timedelta(seconds=seconds_of(since))).isoformat(timespec="milliseconds")
+    found = False
     for entry in entries(state):
         if str(entry.get("time", "")) < begin or (acts and entry["act"] not in acts):
             continue
         if run is not None and entry.get("run") != run:
             continue
+        found = True
         if as_json:
             emit_json(entry)
         else:
             click.echo(audit_line(entry))
+    if not found:  # a mistyped act looks like a quiet week
+        click.echo("No line of the audit log fits.", err=True)
 
 
 def record_locally(state: Path, act: str, **facts: str | int) -> None:
@@ -106,10 +117,12 @@ def record_locally(state: Path, act: str, **facts: str | int) -> None:
 
 
 def audit_line(entry: Mapping[str, Any]) -> str:
-    """One line of the log, for people."""
+    """One line of the log, for people; whoever changed the file may have written anything."""
+    from fedelmy_node.domain.texts import clean
+
     facts = entry.get("facts")
     about = [str(entry[key]) for key in ("run", "edge", "code") if entry.get(key)]
     about += [f"{key}={value}" for key, value in facts.items()] if isinstance(facts, dict) else []
     moment = str(entry.get("time", "")).replace("T", " ")[:19]
     who = f"{entry.get('who', '')} ({entry.get('from', '')})"
-    return f"{entry['seq']:>6} {moment} {entry['act']:<18} {who} {' '.join(about)}".rstrip()
+    return clean(f"{entry['seq']:>6} {moment} {entry['act']:<21} {who} {' '.join(about)}", _LINE_CHARACTERS).rstrip()

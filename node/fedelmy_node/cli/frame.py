@@ -17,6 +17,7 @@ import click
 from fedelmy_node import __version__
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import EXIT_DETACHED, FedelmyError, InternalError
+from fedelmy_node.store.details import has_details
 
 __all__ = ["LazyGroup", "run", "emit_json", "configure_logging"]
 
@@ -93,7 +94,7 @@ def configure_logging(style: str, context: Mapping[str, str], level: int = loggi
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter(context) if style == "json" else _TextFormatter(context))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Whoever may call may send rubbish: that is a line, not a traceback.
+    # Whom we call may answer with rubbish, which grpc itself decodes: that is a line, not a traceback.
     logging.getLogger("grpc._common").addFilter(_without_traceback)
 
 
@@ -146,7 +147,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _more(record: logging.LogRecord) -> str:
-    return " (more in details.log)" if record.__dict__.get("private") or record.exc_info else ""
+    return " (more in details.log)" if has_details(record) else ""
 
 
 def _frames(exc_info: Any) -> str:

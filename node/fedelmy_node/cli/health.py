@@ -19,6 +19,11 @@ def health(state: Path, as_json: bool) -> int:
     """Ask the daemon of this state directory whether it is well.
 
     Exit code 0: it is; 1: it answers, but is not; 7: nothing answers.
+
+    \b
+    Examples:
+      fedelmy-node health
+      fedelmy-node health --json
     """
     from fedelmy_node.config.decode import encode
     from fedelmy_node.rpc.admin import admin_client

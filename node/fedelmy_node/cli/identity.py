@@ -11,8 +11,7 @@ import click
 
 from fedelmy_node.cli.audit import record_locally
 from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.cli.options import json_option, state_option
-from fedelmy_node.config.site import default_state
+from fedelmy_node.cli.options import json_option, state_flag, state_option
 
 __all__ = ["identity"]
 
@@ -89,13 +88,15 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
     if not keystore.is_installed(directory):
         _show(_describe(request, None), _next_steps(request, None, _named(state, home)), as_json)
         return
-    loaded, rotation = keystore.load(directory), keystore.rotation(directory)
+    loaded, rotation = keystore.look_at(directory), keystore.rotation(directory)
+    if loaded.flaw is not None and as_json:
+        raise loaded.flaw
     lines = [
         str(loaded.subject),
         f"Fingerprint {loaded.fingerprint}",
         f"Valid until {loaded.not_after:%Y-%m-%d %H:%M} UTC",
         *(f"Revocation list {one.number} of {one.issuer.rfc4514_string()}" for one in loaded.trust.lists),
-        *(f"Warning: {warning}" for warning in loaded.warnings()),
+        *(f"Warning: {warning}" for warning in loaded.warnings() if loaded.flaw is None),
     ]
     if rotation is not None:
         lines += ["", f"A new key waits for its certificate: {rotation.fingerprint}, request {rotation.path}"]
@@ -110,6 +111,8 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
         "\n".join(lines),
         as_json,
     )
+    if loaded.flaw is not None:
+        raise loaded.flaw
 
 
 @identity.command("rotate")
@@ -175,18 +178,21 @@ def install(file: Path, ca_file: Path | None, state: Path, home: Path | None, as
         lines = (f"Revocation list {one.number} of {one.issuer.rfc4514_string()} is in force." for one in lists)
         _show({"lists": [one.number for one in lists]}, "\n".join(lines), as_json)
         return
+    renewed = keystore.is_installed(directory)
     installed = keystore.install(directory, file, ca_file)
     _record(state, home, "identity-installed", subject=str(installed.subject), fingerprint=installed.fingerprint)
-    following = f"start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH{_named(state)}`"
+    following = f"Next: start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH{_named(state)}`."
+    if renewed:
+        following = "A node that runs uses it from now on."
     if installed.subject.role == "operator":
-        following = f"use it with `fedelmy-launch run --identity {directory}`"
+        following = f"Next: use it with `fedelmy-launch run --identity {directory}`."
     _show(
         {
             "name": installed.subject.name,
             "role": installed.subject.role,
             "not_after": installed.not_after.isoformat(),
         },
-        f"Installed for {installed.subject}, valid until {installed.not_after:%Y-%m-%d}.\n\nNext: {following}.",
+        f"Installed for {installed.subject}, valid until {installed.not_after:%Y-%m-%d}.\n\n{following}",
         as_json,
     )
 
@@ -219,7 +225,7 @@ def _named(state: Path, home: Path | None = None) -> str:
     """The flag that leads to this directory again, if one is needed."""
     if home is not None:
         return f" --identity {home}"
-    return "" if state == default_state() or "FEDELMY_STATE" in os.environ else f" --state {state}"
+    return state_flag(state)
 
 
 def _show(values: Mapping[str, object], text: str, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import click
 
 from fedelmy_node.config.site import default_state
 
-__all__ = ["state_option", "json_option"]
+__all__ = ["state_option", "json_option", "state_flag"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,3 +30,8 @@ def state_option(function: F) -> F:
 
 def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(function)
+
+
+def state_flag(state: Path) -> str:
+    """What a command that is printed needs to lead to this state directory again, if anything."""
+    return "" if state == default_state() or "FEDELMY_STATE" in os.environ else f" --state {state}"

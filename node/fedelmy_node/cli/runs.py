@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.cli.options import json_option, state_option
+from fedelmy_node.cli.options import json_option, state_flag, state_option
 from fedelmy_node.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedelmy_node.domain.reports import EdgeReport, PrunedRun, RunReport
 
-__all__ = ["runs"]
+__all__ = ["runs", "report_lines", "detail_lines"]
 
 
 @click.group()
 def runs() -> None:
-    """List, show, approve, refuse and prune the runs of this node."""
+    """List, show, approve, refuse and prune the runs of this node.
+
+    \b
+    Examples:
+      fedelmy-node runs list
+      fedelmy-node runs show xray-20270301-120000-4f2a
+      fedelmy-node runs approve xray-20270301-120000-4f2a
+    """
 
 
 @runs.command("list")
 @state_option
 @json_option
 def list_runs(state: Path, as_json: bool) -> None:
-    """The runs that this node knows, newest first."""
+    """The runs that this node knows, newest first, and which wait for you.
+
+    \b
+    Examples:
+      fedelmy-node runs list
+      fedelmy-node runs list --json
+    """
     from fedelmy_node.config.decode import encode
     from fedelmy_node.rpc.admin import admin_client
 
@@ -43,7 +56,7 @@ def list_runs(state: Path, as_json: bool) -> None:
         changed = datetime.fromtimestamp(run.changed_at).strftime("%Y-%m-%d %H:%M")
         click.echo(f"{run.run:<40} {run.state:<10} {changed}  {run.federation}")
         if run.state == "pending":
-            click.echo(f"{'':<4}waits for you: fedelmy-node runs show {run.run}")
+            click.echo(f"{'':<4}waits for you: fedelmy-node runs show {run.run}{state_flag(state)}")
 
 
 @runs.command("show")
@@ -69,23 +82,35 @@ def show_run(run: str, state: Path, as_json: bool) -> None:
     if as_json:
         emit_json({**encode(report), "details": details})
         return
-    for line in report_lines(report):
+    for line in report_lines(report, state_flag(state)):
         click.echo(line)
+    for line in detail_lines(details):
+        click.echo(line)
+
+
+def detail_lines(details: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What the private file says, for people; texts of others are in it, and tracebacks have lines of their own."""
+    from fedelmy_node.domain.texts import clean
+
     for entry in details:
-        text = entry.get("private") or entry.get("traceback", "")
-        click.echo(f"  details {entry['time']}: {entry['message']}: {text}")
+        whole = str(entry.get("private") or entry.get("traceback", ""))
+        text = "\n".join(clean(line, 1000) for line in whole.splitlines())
+        yield f"  details {clean(str(entry.get('time', '')), 40)}: {clean(str(entry.get('message', '')))}: {text}"
 
 
-def report_lines(report: RunReport) -> Iterator[str]:
-    """A run at this site, for people."""
+def report_lines(report: RunReport, flag: str = "", *, waits: bool = True) -> Iterator[str]:
+    """A run at this site, for people. `flag`: what commands that they are told need; `waits`: whether to tell them."""
     from fedelmy_node.domain.narration import absence_text, bytes_text, skip_text
 
     yield f"run {report.run} at {report.site}: {report.state}"
-    if report.code:
-        yield f"  {report.code}: {report.message}"
+    if report.code or report.message:
+        yield f"  {': '.join(part for part in (report.code, report.message) if part)}"
     yield from (f"  - {sentence}" for sentence in report.asked)
     if report.state == "pending":
-        yield f"  It waits for you: fedelmy-node runs approve {report.run}, or refuse {report.run} --reason TEXT"
+        if waits:
+            yield "  It waits for you. Yes or no:"
+            yield f"    fedelmy-node runs approve {report.run}{flag}"
+            yield f"    fedelmy-node runs refuse {report.run} --reason TEXT{flag}"
         return  # there is nothing to tell of steps and transfers
     for step in report.steps:
         accuracy = step.result.get("accuracy")
@@ -141,7 +166,7 @@ def approve_run(run: str, yes: bool, state: Path, as_json: bool) -> None:
     with admin_client(state) as client:
         report = client.report(run_id(run))
         if not as_json:
-            for line in report_lines(report):
+            for line in report_lines(report, state_flag(state), waits=not yes):
                 click.echo(line)
         if report.state == "pending" and not yes:
             click.confirm("Does this site take part?", abort=True)
@@ -149,7 +174,7 @@ def approve_run(run: str, yes: bool, state: Path, as_json: bool) -> None:
     if as_json:
         emit_json({"run": report.run, "state": now, "asked": list(report.asked)})
     else:
-        click.echo(f"Run {report.run} is {now}.")
+        click.echo(f"This site takes part: run {report.run} is {now}. Nothing more to do: the operator starts it.")
 
 
 @runs.command("refuse")

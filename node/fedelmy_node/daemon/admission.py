@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.events import AHEAD, RunState
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import ConsentError, RunError
 from fedelmy_node.store.records import RunRecord
 
-__all__ = ["AHEAD", "check_start", "check_approval", "check_refusal", "refusal_text", "expiry_of"]
-
-AHEAD: Final = (RunState.PENDING, RunState.PREPARED)
-"""Nothing has begun: such a run expires, and can be withdrawn or refused."""
+__all__ = ["check_start", "check_approval", "check_refusal", "refusal_text", "expiry_of"]
 
 
 def check_start(record: RunRecord) -> None:
@@ -40,7 +36,7 @@ def check_refusal(record: RunRecord) -> None:
 
 def refusal_text(record: RunRecord, reason: str) -> str:
     """What the operator is told."""
-    return (f"the administrator of {record.slice.site} refused the run" + (f": {reason}" if reason else ""))[:500]
+    return clean(f"the administrator of {record.slice.site} refused the run" + (f": {reason}" if reason else ""), 500)
 
 
 def expiry_of(state: RunState) -> tuple[str, str]:

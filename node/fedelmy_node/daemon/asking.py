@@ -10,23 +10,23 @@ from fedelmy_node.daemon.consent import begins_anew
 from fedelmy_node.domain.names import site_of
 from fedelmy_node.domain.narration import bytes_text
 from fedelmy_node.domain.plan import Edge, Slice, StepKind
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.store.records import Prepared
 from fedelmy_node.training.strategies import Effort, effort_of
 
 __all__ = ["asked"]
 
 _SHOWN = 12
-_LONGEST = 1000
 _NUMBERS = {
-    "sample-counts": "how many samples it has",
-    "class-counts": "how many samples of each class",
+    "sample-counts": "how many samples this site has",
+    "class-counts": "how many of each class",
     "metrics": "losses, accuracies and other metrics",
 }
 
 
 def asked(prepared: Prepared, consent: Consent) -> tuple[str, ...]:
     """Who asks for what; one sentence per question. What the operator wrote cannot pose as a sentence of ours."""
-    return tuple(_printable(sentence) for sentence in _sentences(prepared, consent))
+    return tuple(clean(sentence) for sentence in _sentences(prepared, consent))
 
 
 def _sentences(prepared: Prepared, consent: Consent) -> Iterator[str]:
@@ -54,7 +54,7 @@ def _training(plan: Slice, report: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"It trains by {plan.recipe.strategy.name}: {_effort(effort)}, about"
                 f" {_number(effort.total_epochs * batches)} steps of the optimizer with batches of"
-                f" {training.batch_size}, on {training.threads} CPU thread(s) or a GPU."
+                f" {training.batch_size}, on {_count(training.threads, 'CPU thread')} or a GPU."
             )
             if step.needs and begins_anew(plan, step):
                 longer = effort_of(plan.recipe, begins=True)
@@ -112,12 +112,6 @@ def _numbers(consent: Consent) -> Iterator[str]:
 def _list(words: Iterable[str]) -> str:
     words = list(words)
     return ", ".join(words[:_SHOWN]) + (f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else "")
-
-
-def _printable(text: str) -> str:
-    """Names come from the operator and end up in a terminal."""
-    clean = "".join(character if character.isprintable() else "?" for character in text)
-    return clean if len(clean) <= _LONGEST else f"{clean[:_LONGEST]}..."
 
 
 def _count(number: int, noun: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.domain.narration import bytes_text
@@ -17,6 +18,15 @@ from fedelmy_node.training.strategies import Effort, effort_of
 __all__ = ["check_listed", "refuse", "refuse_bundle", "begins_anew", "efforts"]
 
 _SHOWN = 10
+
+
+class _Refusal(NamedTuple):
+    code: str
+    site: str
+    message: str
+    """What is asked, and what is allowed."""
+    key: str
+    """Of site.toml: what would have to be changed."""
 
 
 def check_listed(consent: Consent, site: str, operator: str) -> None:
@@ -49,7 +59,7 @@ def begins_anew(plan: Slice, step: Step) -> bool:
     return not step.needs or any(way.target == step.id and way.source is None for way in plan.shortcuts)
 
 
-def _refusals(plan: Slice, consent: Consent) -> Iterator[ConsentError]:
+def _refusals(plan: Slice, consent: Consent) -> Iterator[_Refusal]:
     recipe = plan.recipe
     if not _fits(plan.federation, consent.federations):
         allowed = _listed(consent.federations, "federations")
@@ -72,7 +82,7 @@ def _refusals(plan: Slice, consent: Consent) -> Iterator[ConsentError]:
     yield from _beyond_limits(plan, consent)
 
 
-def _beyond_limits(plan: Slice, consent: Consent) -> Iterator[ConsentError]:
+def _beyond_limits(plan: Slice, consent: Consent) -> Iterator[_Refusal]:
     wanted = efforts(plan)
     limits = (
         ("max_epochs", "epochs for one model", max((effort.longest_fit for effort in wanted), default=0)),
@@ -97,18 +107,21 @@ def _listed(names: Sequence[str] | None, plural: str) -> str:
     return shown or f"no {plural}"
 
 
-def _refusal(code: str, plan: Slice, asked: str, allowed: str, key: str) -> ConsentError:
-    deed = f"raise {key}" if key.startswith("max_") else f"add it to {key}"
-    return ConsentError(
-        code,
-        f"site {plan.site} is asked for {asked}, and allows {allowed}",
-        hint=f"To allow it, the administrator of {plan.site} would {deed} under [consent] in site.toml and restart.",
+def _refusal(code: str, plan: Slice, asked: str, allowed: str, key: str) -> _Refusal:
+    return _Refusal(code, plan.site, f"{asked}, and allows {allowed}", key)
+
+
+def _raise(refusals: Sequence[_Refusal]) -> None:
+    if not refusals:
+        return
+    first = refusals[0]
+    limits = [refusal.key for refusal in refusals if refusal.key.startswith("max_")]
+    lists = dict.fromkeys(refusal.key for refusal in refusals if refusal.key not in limits)
+    deeds = [f"add it to {', '.join(lists)}"] if lists else []
+    deeds += [f"raise {', '.join(limits)}"] if limits else []
+    raise ConsentError(
+        first.code,
+        f"site {first.site} is asked for {'; asked for '.join(refusal.message for refusal in refusals)}",
+        hint=f"To allow it, the administrator of {first.site} would {' and '.join(deeds)} under [consent] in"
+        " site.toml and restart.",
     )
-
-
-def _raise(refusals: list[ConsentError]) -> None:
-    if len(refusals) == 1:
-        raise refusals[0]
-    if refusals:
-        messages, hints = ("; ".join(r.message for r in refusals), " ".join(r.hint for r in refusals))
-        raise ConsentError(refusals[0].code, messages, hint=hints)

@@ -15,19 +15,19 @@ from typing import Final
 
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.absence import Absences
-from fedelmy_node.daemon.admission import AHEAD, check_approval, check_refusal, check_start, expiry_of, refusal_text
+from fedelmy_node.daemon.admission import check_approval, check_refusal, check_start, expiry_of, refusal_text
 from fedelmy_node.daemon.home import Home
 from fedelmy_node.daemon.lookout import Lookout
 from fedelmy_node.daemon.loop import Loop
+from fedelmy_node.daemon.orders import Cancel, decode_cancel
 from fedelmy_node.daemon.outbox import Outbox
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Cancel, decode_cancel
 from fedelmy_node.daemon.repair import undo
 from fedelmy_node.daemon.steps import Steps
 from fedelmy_node.daemon.ways import dead_ends, is_complete, to_send, useless, ways_around
 from fedelmy_node.daemon.words import repeat_lost, take_words
 from fedelmy_node.daemon.workspace import Workspace
-from fedelmy_node.domain.events import EdgeState, RunState, StepState
+from fedelmy_node.domain.events import AHEAD, EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, Shortcut
 from fedelmy_node.domain.reports import Absent, NeighbourState, Signed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fedelmy_node.daemon.preparation import Cancel
+from fedelmy_node.daemon.orders import Cancel
 from fedelmy_node.domain.names import RunId
 from fedelmy_node.domain.reports import Signed
 

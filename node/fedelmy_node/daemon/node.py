@@ -23,8 +23,9 @@ from fedelmy_node.daemon.consent import check_listed
 from fedelmy_node.daemon.disclosure import Disclosed, DisclosedEvents
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
+from fedelmy_node.daemon.orders import Cancel, decode_cancel, signer
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.preparation import Cancel, Preparation, check_operator, decode_cancel
+from fedelmy_node.daemon.preparation import Preparation
 from fedelmy_node.daemon.readiness import tell_supervisor
 from fedelmy_node.daemon.refusals import Refusals
 from fedelmy_node.daemon.ways import state_for
@@ -44,7 +45,7 @@ from fedelmy_node.domain.reports import (
 )
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, InternalError, RunError, StoreError
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
 from fedelmy_node.identity.subject import Subject
 from fedelmy_node.rpc.calling import calling
@@ -199,9 +200,9 @@ class Node:
         return number
 
     def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer:
-        signer = check_operator(signed, self._identity, Purpose.PLAN)
-        if signer not in (None, operator):  # an old copy of somebody else's word
-            message = f"operator {operator} brings a plan that operator {signer} has signed"
+        signed_by = signer(signed, self._identity, Purpose.PLAN)
+        if signed_by not in (None, operator):  # an old copy of somebody else's word
+            message = f"operator {operator} brings a plan that operator {signed_by} has signed"
             raise IdentityError("E-IDENTITY-SIGNATURE", message)
         with self._disclosed.errors():
             prepared, state = self._preparation.accept(signed, operator, check_only=check_only, record=self._record)
@@ -229,7 +230,7 @@ class Node:
 
     def verified_cancel(self, signed: Signed) -> Cancel:
         """What an operator whom this site listens to has signed."""
-        operator = check_operator(signed, self._identity, Purpose.CANCEL)
+        operator = signer(signed, self._identity, Purpose.CANCEL)
         if operator is not None:
             check_listed(self._config.consent, self.site, operator)
         return decode_cancel(signed.payload, operator or "")
@@ -299,11 +300,13 @@ class Node:
         return with_asking(self._report(record), record, self._config.consent)
 
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
+        """Looked at here as well as on the executor's thread: what cannot be done is not written down."""
         check_approval(self._journal.run(run), plan_sha256)
-        self._record(Act(act="run-approved", run=run, facts={"slice_sha256": plan_sha256}))
+        self._record(Act(act="run-approved", run=run, facts={"plan_sha256": plan_sha256}))
         return self._executor.approve(run, plan_sha256)
 
     def refuse(self, run: RunId, reason: str) -> RunState:
+        """Looked at twice, as an approval."""
         check_refusal(self._journal.run(run))
         self._record(Act(act="run-refused", run=run, facts={"reason": reason}))
         return self._executor.refuse(run, reason)

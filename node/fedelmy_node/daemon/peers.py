@@ -9,7 +9,7 @@ from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName
 from fedelmy_node.domain.plan import Edge, Slice, StepKind
 from fedelmy_node.errors import ConsentError, FedelmyError
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.rpc.clients import PeerClient
 
 __all__ = ["Peers"]

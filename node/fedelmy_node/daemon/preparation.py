@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from fedelmy_node.bundles.size import model_bytes, tensor_bytes
-from fedelmy_node.config.decode import decode
 from fedelmy_node.config.site import SiteConfig
-from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.daemon.consent import check_listed, efforts, refuse, refuse_bundle
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.trainers import OneJob
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
-from fedelmy_node.domain.names import RunId, SiteName, run_id
+from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Signed
-from fedelmy_node.domain.texts import clean
 from fedelmy_node.durable import remove_tree
 from fedelmy_node.errors import (
-    ConfigError,
     ConsentError,
     DataError,
     FedelmyError,
@@ -33,8 +27,6 @@ from fedelmy_node.errors import (
     StoreError,
     TrainingError,
 )
-from fedelmy_node.identity.keystore import LiveIdentity
-from fedelmy_node.identity.signing import Purpose, Signature, verify
 from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
@@ -44,11 +36,9 @@ from fedelmy_node.training.job import Job
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import settings_for
 
-__all__ = ["Preparation", "check_operator", "Cancel", "decode_cancel"]
+__all__ = ["Preparation"]
 
 logger = logging.getLogger(__name__)
-_MAX_CANCEL_BYTES: Final = 8 * 1024
-"""It is journaled, and told to every neighbour whenever anything changes."""
 
 
 class Preparation:
@@ -157,46 +147,11 @@ class Preparation:
             raise StoreError("E-STORE-DISK", f"the run needs about {need} bytes, the disk has {free} left")
 
 
-def check_operator(signed: Signed, identity: LiveIdentity | None, purpose: Purpose) -> str | None:
-    """The operator who signed; None on a node that runs without identities (--insecure)."""
-    if identity is None:
-        return None
-    signature = Signature(value=signed.signature, certificate_pem=signed.certificate)
-    return verify(signed.payload, signature, identity().trust, purpose=purpose).name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cancel:
-    """What an operator signs to end a run."""
-
-    run: RunId
-    reason: str
-    withdraw: bool = False
-    """Only if the run is merely prepared: another site refused it, and it will not be started."""
-    plan_id: str = ""
-    """Of the plan that it ends: a word about an older plan must not end a newer one of the same name."""
-    operator: str = ""
-    """Whose signature was found under it; what the payload itself says here is not looked at."""
-
-    def __post_init__(self) -> None:
-        run_id(self.run)
-
-
-def decode_cancel(payload: bytes, operator: str = "") -> Cancel:
-    """The cancel in a signed payload; `operator`: who signed it."""
-    try:
-        if len(payload) > _MAX_CANCEL_BYTES:
-            raise ValueError(f"{len(payload)} bytes are too many")
-        return replace(decode(Cancel, parse_json(payload)), operator=operator)
-    except (ValueError, ConfigError) as error:
-        raise RunError("E-RUN-PLAN", f"the cancel is not usable: {clean(str(error), 300)}") from error
-
-
 def _plan_act(act: str, prepared: Prepared, state: RunState) -> Act:
     plan = prepared.slice
     facts = {
         "federation": plan.federation, "model": plan.recipe.model.name, "strategy": plan.recipe.strategy.name,
-        "operator": prepared.operator, "slice_sha256": prepared.sha256, "state": state.value,
+        "operator": prepared.operator, "plan_sha256": prepared.sha256, "state": state.value,
     }  # fmt: skip
     return Act(act=act, run=plan.run, facts=facts)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from fedelmy_node.domain.texts import clean
+from fedelmy_node.rpc.alarms import Alarm, Alarms
 from fedelmy_node.rpc.calling import Refusal, log_refusal
 from fedelmy_node.store.audit import Act
 
@@ -33,13 +34,13 @@ Kind = tuple[str, str, str]
 
 
 class Refusals:
-    """Called with each refusal, from any thread. A timer runs only while there is something to sum up."""
+    """Called with each refusal, from any thread. Only while there is something to sum up, an alarm is set."""
 
-    def __init__(self, note: Callable[[Act], None], timer: Callable[..., threading.Timer] = threading.Timer) -> None:
+    def __init__(self, note: Callable[[Act], None], alarms: Alarms | None = None) -> None:
         self._note = note
-        self._timer = timer
+        self._alarms = alarms or Alarms()  # its own: a slow disk must not keep the guard from looking
         self._lock = threading.Lock()
-        self._window: threading.Timer | None = None
+        self._window: Alarm | None = None
         self._seen: dict[Kind, int] = {}
         self._more: dict[Kind, int] = {}
         self._written = 0
@@ -52,7 +53,8 @@ class Refusals:
             if kind not in self._seen and len(self._seen) >= _KINDS:
                 kind = ("several callers", "", "")
             self._seen[kind] = self._seen.get(kind, 0) + 1
-            self._start(_WINDOW_SECONDS)
+            if self._window is None:
+                self._window = self._alarms.after(_WINDOW_SECONDS, self._sum_up)
             if self._seen[kind] > _EACH or self._written >= _ALL:
                 self._more[kind] = self._more.get(kind, 0) + 1
                 return
@@ -62,28 +64,23 @@ class Refusals:
 
     def close(self) -> None:
         """Sum up what was not written yet."""
-        self._sum_up()
         with self._lock:
             if self._window is not None:
-                self._window.cancel()
-                self._window = None
+                self._window.off()
+        self._sum_up()
 
-    def _start(self, seconds: float) -> None:
-        if self._window is None:
-            self._window = self._timer(seconds, self._sum_up)
-            self._window.daemon = True
-            self._window.start()
-
-    def _sum_up(self) -> None:
+    def _sum_up(self) -> float | None:
+        """The window ends; returns how long the next one is, if there is one."""
         with self._lock:
-            more, self._more, self._seen, self._written, self._window = self._more, {}, {}, 0, None
-            if more:
-                self._start(_LONG_WINDOW_SECONDS)
+            more, self._more, self._seen, self._written = self._more, {}, {}, 0
+            if not more:
+                self._window = None
         ordered = sorted(more.items(), key=lambda item: -item[1])
         for (who, method, code), count in ordered[:_SUMS]:
             self._tell(count, who, method, code)
         if rest := ordered[_SUMS:]:
             self._tell(sum(count for _, count in rest), f"{len(rest)} other kinds of refusals", "", "")
+        return _LONG_WINDOW_SECONDS if more else None
 
     def _tell(self, count: int, who: str, method: str, code: str) -> None:
         logger.info("... and %d more refusals: %s", count, " ".join(part for part in (who, method, code) if part))

@@ -67,11 +67,11 @@ _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
         "result?": _is_result, "sha256?": _is_text, "bytes?": _is_count,
     },
     EventKind.READY: {},
-    EventKind.RESUMED: {"member": _is_count, "members": _is_count, "epoch": _is_count, "batch": _is_count},
+    EventKind.RESUMED: {"member": _is_count, "members": _is_count, "epoch": _is_count, "batch?": _is_count},
     EventKind.BEGUN: {},
     EventKind.EPOCH: {
         "phase": _is_text, "member": _is_count, "members": _is_count, "epoch": _is_count, "epochs": _is_count,
-        "loss": _is_number_if_any, "accuracy": _is_share_if_any,
+        "loss?": _is_number_if_any, "accuracy?": _is_share_if_any,
     },
     EventKind.MEMBER: {"member": _is_count, "members": _is_count, "epoch": _is_count, "accuracy?": _is_share_if_any},
     EventKind.SENDING: {"peer": _is_text, "bytes": _is_count, "total": _is_count},
@@ -85,7 +85,7 @@ _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
     EventKind.AROUND: {"steps": _is_steps, "code": _is_text, "message": _is_text, "peer?": _is_text},
     EventKind.WARNING: {"code": _is_text, "message": _is_text},
 }  # fmt: skip
-"""A key with a question mark may be missing."""
+"""A key with a question mark may be missing: some events do not have it, or the site does not disclose it."""
 
 
 def check_event_data(kind: EventKind, data: Mapping[str, Any]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 
-__all__ = ["EventKind", "Event", "RunState", "StepState", "EdgeState"]
+__all__ = ["EventKind", "Event", "RunState", "StepState", "EdgeState", "AHEAD"]
 
 
 class RunState(StrEnum):
@@ -41,6 +41,10 @@ class RunState(StrEnum):
     def is_final(self) -> bool:
         """Whether nothing more happens by itself."""
         return self.is_over or self in (RunState.FAILED, RunState.EXPIRED)
+
+
+AHEAD: Final = (RunState.PENDING, RunState.PREPARED)
+"""Nothing has begun: such a run expires, and can be withdrawn or refused."""
 
 
 class StepState(StrEnum):

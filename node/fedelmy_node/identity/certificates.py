@@ -6,6 +6,7 @@ name and role. Certificates of other CAs have other names, which `trust` maps.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
@@ -17,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedelmy_node.errors import ConfigError, IdentityError
-from fedelmy_node.identity.subject import SUFFIX, Role, Subject
+from fedelmy_node.identity.subject import SUFFIX, Subject
 
 __all__ = [
-    "Role", "Subject", "KEY_USAGES", "EXPIRY_WARNING_DAYS", "UNREADABLE",
+    "KEY_USAGES", "EXPIRY_WARNING_DAYS", "UNREADABLE",
     "fingerprint", "full_fingerprint", "public_key", "parse_certificates", "to_pem",
     "subject_of_names", "dns_names", "read_subject", "check_form", "tls_name", "expiry_warning",
     "check_dates", "check_authority",
@@ -43,6 +44,8 @@ UNREADABLE: Final = (
     x509.UnsupportedGeneralNameType,
 )
 """What `cryptography` raises about what others wrote; most of it is no ValueError."""
+# Names that are too long and odd numbers are no news for our standard error.
+warnings.filterwarnings("ignore", "Attribute's length must be|Parsed a serial number")
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
@@ -81,9 +84,12 @@ def public_key(holder: x509.Certificate | x509.CertificateSigningRequest) -> ec.
 def parse_certificates(pem: bytes, origin: str) -> Sequence[x509.Certificate]:
     """All certificates of a PEM text; `origin` names it in messages."""
     try:
-        return x509.load_pem_x509_certificates(pem)
+        certificates = x509.load_pem_x509_certificates(pem)
+        for each in certificates:  # read only when they are asked for, and damaged ones raise then
+            _ = each.subject, each.issuer, each.not_valid_before_utc, each.not_valid_after_utc
     except UNREADABLE as error:
         raise IdentityError("E-IDENTITY-FILE", f"{origin} holds no certificate") from error
+    return certificates
 
 
 def to_pem(certificate: x509.Certificate) -> bytes:

@@ -7,14 +7,12 @@
     revoked.pem       what these have revoked; absent until there is a list
     next-*            key and request of a rotation, beside those in use until their certificate comes
 
-`init` makes the first two, `install` the other two; `load` reads them all and believes none unchecked.
+`init` makes the first two, `install` the other two; `load` reads them all and believes none unchecked. `live` follows
+them while a daemon runs.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -25,20 +23,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedelmy_node.durable import cannot_write, publish, write_durably
-from fedelmy_node.errors import FedelmyError, IdentityError
-from fedelmy_node.identity.certificates import (
-    Role,
-    Subject,
-    expiry_warning,
-    fingerprint,
-    parse_certificates,
-    public_key,
-    to_pem,
-)
-from fedelmy_node.identity.files import LIST_BYTES, locked, make_directory, read_file, read_private, stamp
+from fedelmy_node.errors import IdentityError
+from fedelmy_node.identity.certificates import expiry_warning, fingerprint, parse_certificates, public_key, to_pem
+from fedelmy_node.identity.files import LIST_BYTES, locked, make_directory, read_file, read_private
 from fedelmy_node.identity.keys import encode_key, parse_key, read_key
 from fedelmy_node.identity.requests import Request, make_request, read_request
 from fedelmy_node.identity.rules import TrustRules
+from fedelmy_node.identity.subject import Role, Subject
 from fedelmy_node.identity.trust import Trust
 
 if TYPE_CHECKING:
@@ -46,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Identity",
-    "LiveIdentity",
     "init",
     "pending",
     "rotate",
@@ -55,11 +45,9 @@ __all__ = [
     "install_lists",
     "is_installed",
     "load",
-    "read_key",
-    "encode_key",
+    "look_at",
+    "FILES",
 ]
-
-_log = logging.getLogger(__name__)
 
 _KEY: Final = "key.pem"
 _REQUEST: Final = "request.csr"
@@ -67,10 +55,10 @@ _CERTIFICATE: Final = "certificate.pem"
 _CA: Final = "ca.pem"
 _LISTS: Final = "revoked.pem"
 _NEXT: Final = "next-"
-_FOLLOWED: Final = (_KEY, _CERTIFICATE, _CA, _LISTS, _NEXT + _CERTIFICATE)
+FILES: Final = (_KEY, _CERTIFICATE, _CA, _LISTS, _NEXT + _CERTIFICATE)
+"""What `look_at` reads."""
 _LIVE_FLAWS: Final = frozenset({"E-IDENTITY-EXPIRED", "E-IDENTITY-REVOKED", "E-IDENTITY-PIN"})
 """What others will hold against our certificate; it takes nothing from our judgement of theirs."""
-_REMIND_SECONDS: Final = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +77,8 @@ class Identity:
     """When the certificate expires."""
     fingerprint: str
     """Of the key, in the short form."""
+    flaw: IdentityError | None = field(default=None, repr=False)
+    """Why others will not believe it."""
 
     @property
     def ca_pem(self) -> bytes:
@@ -107,7 +97,9 @@ class Identity:
             for one in self.trust.lists
             if one.is_stale(now)
         )
-        return ((expiry,) if expiry else ()) + tuple(stale)
+        refused = self.flaw is not None and self.flaw.code != "E-IDENTITY-EXPIRED"  # of that, `expiry` speaks
+        flaws = (f"others refuse this site: {self.flaw}",) if refused else ()
+        return flaws + ((expiry,) if expiry else ()) + tuple(stale)
 
 
 def init(directory: Path, name: str, role: Role) -> str:
@@ -167,7 +159,15 @@ def install(directory: Path, certificate_file: Path, ca_file: Path | None = None
         prefix = _NEXT
     chain = (leaf, *(other for other in others if other.issuer != other.subject))
     ca_pem = _authorities(directory, [o for o in others if o.issuer == o.subject], certificate_file, ca_file)
-    subject = _trust(directory, TrustRules(), chain, ca_pem).verify(chain, unnamed=request.subject)
+    try:
+        subject = _trust(directory, TrustRules(), chain, ca_pem).verify(chain, unnamed=request.subject)
+    except IdentityError as error:
+        if error.code != "E-IDENTITY-UNTRUSTED" or ca_file is None:
+            raise
+        hint = "FILE must hold the certificate, then all its intermediates; --ca names the root that they lead to."
+        raise IdentityError(
+            error.code, f"{certificate_file} does not lead to {ca_file}: {error.message}", hint=hint
+        ) from error
     if subject != request.subject:
         raise IdentityError(
             "E-IDENTITY-MISMATCH", f"{certificate_file} names {subject}, but {request.subject} was asked for"
@@ -186,7 +186,7 @@ def install(directory: Path, certificate_file: Path, ca_file: Path | None = None
 def install_lists(directory: Path, pem: bytes, origin: str) -> tuple[RevocationList, ...]:
     """Take in revocation lists that our CA signed; a list never replaces a newer one. Returns those in force."""
     with locked(directory):  # a daemon and a command may both bring one
-        trust = _read(directory, TrustRules())[0].trust
+        trust = look_at(directory).trust
         offered, lists = trust.offered(pem, origin)
         for one in offered:
             held = trust.number(one.issuer)
@@ -207,14 +207,14 @@ def is_installed(directory: Path) -> bool:
 
 def load(directory: Path, rules: TrustRules | None = None) -> Identity:
     """The installed identity, checked as a peer would check it: key, CA's signature, dates, revocation, name."""
-    identity, flaw = _read(directory, rules or TrustRules())
-    if flaw is not None:
-        raise flaw
+    identity = look_at(directory, rules)
+    if identity.flaw is not None:
+        raise identity.flaw
     return identity
 
 
-def _read(directory: Path, rules: TrustRules) -> tuple[Identity, IdentityError | None]:
-    """The installed identity, and why others will not believe it."""
+def look_at(directory: Path, rules: TrustRules | None = None) -> Identity:
+    """The installed identity, even one that others will not believe."""
     _require(directory)
     if not is_installed(directory):
         raise IdentityError(
@@ -224,7 +224,7 @@ def _read(directory: Path, rules: TrustRules) -> tuple[Identity, IdentityError |
             "then run `fedelmy-node identity install FILE` with the file that comes back.",
         )
     key_pem, chain = _pair(directory)
-    trust = _trust(directory, rules, chain)
+    trust = _trust(directory, rules or TrustRules(), chain)
     unnamed = _asked(directory)
     flaw = None
     try:
@@ -234,77 +234,15 @@ def _read(directory: Path, rules: TrustRules) -> tuple[Identity, IdentityError |
             raise
         flaw, subject = error, trust.holder(chain, unnamed)
     leaf = chain[0]
-    identity = Identity(
+    return Identity(
         subject=subject,
         key_pem=key_pem,
         certificate_pem=b"".join(map(to_pem, chain)),
         trust=trust,
         not_after=leaf.not_valid_after_utc,
         fingerprint=fingerprint(public_key(leaf)),
+        flaw=flaw,
     )
-    return identity, flaw
-
-
-class LiveIdentity:
-    """An identity that follows its files, so that rotation and revocation count without a restart.
-
-    Called, it gives the identity of the moment. Damaged files are logged and the old identity kept: it is
-    still valid, or else peers refuse it and say so. Once a day it says what should be seen to, when it is used.
-    """
-
-    def __init__(self, directory: Path, rules: TrustRules | None = None) -> None:
-        self._directory = directory
-        self._rules = rules or TrustRules()
-        self._lock = threading.Lock()
-        self._followed = [str(directory / name) for name in _FOLLOWED]
-        self._seen = self._look()  # before loading: a renewal in between is then noticed at the next call
-        self._identity = load(directory, self._rules)
-        self._reminded = float("-inf")
-
-    def __call__(self) -> Identity:
-        with self._lock:
-            seen = self._look()
-            if seen != self._seen:
-                self._seen = seen
-                self._reload()
-            if time.monotonic() - self._reminded >= _REMIND_SECONDS:
-                self._reminded = time.monotonic()
-                for warning in self._identity.warnings():
-                    _log.warning("%s", warning)
-            return self._identity
-
-    def take_lists(self, pem: bytes, origin: str) -> int:
-        """Put revocation lists into force at once; returns the number that is in force of the first one's authority.
-
-        An older list than ours is no error: whoever brings it learns from the number that he has missed something.
-        """
-        trust = self().trust
-        first = trust.offered(pem, origin)[0][0]
-        if first.number > trust.number(first.issuer):
-            install_lists(self._directory, pem, origin)
-            _log.info("revocation list %d of %s came from %s", first.number, first.issuer.rfc4514_string(), origin)
-        return self().trust.number(first.issuer)
-
-    def _look(self) -> tuple[tuple[int, int], ...]:
-        return tuple(map(stamp, self._followed))
-
-    def _reload(self) -> None:
-        try:
-            self._identity, flaw = _read(self._directory, self._rules)
-            if self._look() != self._seen:  # files changed meanwhile: both halves must be of one moment
-                self._seen = self._look()
-                self._identity, flaw = _read(self._directory, self._rules)
-        except FedelmyError as error:
-            _log.error("changed identity not used: %s", error.code, extra={"private": error.whole})
-        else:
-            if flaw is not None:
-                _log.error("others will refuse this site: %s", flaw)
-            numbers = ", ".join(str(one.number) for one in self._identity.trust.lists) or "none"
-            _log.info(
-                "changed identity in use, valid until %s, revocation lists: %s",
-                self._identity.not_after.isoformat(),
-                numbers,
-            )
 
 
 def _require(directory: Path) -> None:

@@ -11,15 +11,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedelmy_node.errors import IdentityError
-from fedelmy_node.identity.certificates import (
-    UNREADABLE,
-    Subject,
-    fingerprint,
-    full_fingerprint,
-    public_key,
-    subject_of_names,
-)
+from fedelmy_node.identity.certificates import UNREADABLE, fingerprint, full_fingerprint, public_key, subject_of_names
 from fedelmy_node.identity.files import read_file
+from fedelmy_node.identity.subject import Subject
 
 __all__ = ["Request", "make_request", "read_request", "common_name"]
 

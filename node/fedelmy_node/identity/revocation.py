@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from fedelmy_node.errors import IdentityError
+from fedelmy_node.identity.certificates import UNREADABLE
 
 __all__ = ["RevocationList", "looks_like_list", "parse_lists", "newest"]
 
 _BEGIN: Final = b"-----BEGIN X509 CRL-----"
 _END: Final = b"-----END X509 CRL-----"
-_UNREADABLE: Final = (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def parse_lists(pem: bytes, origin: str) -> tuple[RevocationList, ...]:
             _ = crl.issuer, crl.next_update_utc  # read only when they are asked for, and damaged ones raise then
         except x509.ExtensionNotFound as error:
             raise IdentityError("E-IDENTITY-LIST", f"a list in {origin} has no number") from error
-        except (ValueError, TypeError, UnsupportedAlgorithm, *_UNREADABLE) as error:
+        except UNREADABLE as error:
             raise IdentityError("E-IDENTITY-FILE", f"{origin} holds a damaged revocation list") from error
         lists.append(RevocationList(crl, number))
     if not lists:
@@ -97,12 +97,12 @@ def _may_sign_lists(authority: x509.Certificate) -> bool:
         return authority.extensions.get_extension_for_class(x509.KeyUsage).value.crl_sign
     except x509.ExtensionNotFound:
         return True  # without the extension, a key may be used for everything
-    except (ValueError, x509.DuplicateExtension):
+    except UNREADABLE:
         return False
 
 
 def _signed(crl: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
     try:
         return crl.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except (InvalidSignature, *UNREADABLE):
         return False

@@ -15,6 +15,8 @@ from fedelmy_node.identity.subject import Subject
 
 __all__ = ["NameRule", "TrustRules", "fingerprint_text"]
 
+_NAME_CHARACTERS: Final = 2000
+"""Of a whole subject; parsing one takes many times the memory that it has."""
 _FINGERPRINT: Final = re.compile(r"(?:[0-9A-F]{4}-){4}[0-9A-F]{4}|sha256:[0-9a-f]{64}")
 
 
@@ -33,6 +35,9 @@ class NameRule:
             raise ConfigError("E-CONFIG-VALUE", f"the name of {self.subject} needs either san or subject")
         if not (self.san or self.distinguished):
             raise ConfigError("E-CONFIG-VALUE", f"the name of {self.subject} is empty")
+        if len(self.san or self.distinguished or "") > _NAME_CHARACTERS:
+            message = f"the name of {self.subject} has more than {_NAME_CHARACTERS} characters"
+            raise ConfigError("E-CONFIG-VALUE", message)
 
     def __str__(self) -> str:
         return f"san {self.san}" if self.san is not None else f"subject {self.distinguished}"
@@ -62,7 +67,7 @@ def fingerprint_text(text: str) -> str:
     if not _FINGERPRINT.fullmatch(plain):
         raise ConfigError(
             "E-CONFIG-VALUE",
-            f"{text!r} is not a fingerprint",
+            f"{text[:200]!r} is not a fingerprint",
             hint="Copy it from `fedelmy-node identity show`, such as 5F3A-90C1-77DE-0B42-A9E6.",
         )
     return plain

@@ -13,14 +13,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedelmy_node import CONTRACT
 from fedelmy_node.errors import IdentityError
-from fedelmy_node.identity.certificates import Subject, parse_certificates, public_key
+from fedelmy_node.identity.certificates import parse_certificates, public_key
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
 
-__all__ = ["Purpose", "Signature", "sign", "verify"]
+__all__ = ["CHAIN_BYTES", "Purpose", "Signature", "sign", "verify"]
 
-_CHAIN_BYTES: Final = 64 * 1024
-"""Of a certificate with its intermediates; far more than any has."""
+CHAIN_BYTES: Final = 64 * 1024
+"""Of a certificate with its intermediates: ours have about 1 KiB; those of a hospital's CA have more to say."""
 
 
 class Purpose(StrEnum):
@@ -52,7 +53,7 @@ def verify(
     payload: bytes, signature: Signature, trust: Trust, *, purpose: Purpose, now: datetime | None = None
 ) -> Subject:
     """The operator of this federation who signed `payload` for this purpose; anybody else is refused."""
-    if len(signature.certificate_pem) > _CHAIN_BYTES:
+    if len(signature.certificate_pem) > CHAIN_BYTES:
         raise IdentityError("E-IDENTITY-SIGNATURE", "the certificates of the signature are too large")
     certificates = parse_certificates(signature.certificate_pem, "the signature")
     subject = trust.verify(certificates, now)

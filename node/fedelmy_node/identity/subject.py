@@ -30,7 +30,7 @@ class Subject:
     def of(cls, name: str, role: str) -> Subject:
         """The subject of a name and a role that came from outside; either may be refused."""
         if role not in get_args(Role):
-            raise ConfigError("E-CONFIG-VALUE", f"{role!r} is not a role", hint="Use site or operator.")
+            raise ConfigError("E-CONFIG-VALUE", f"{role[:100]!r} is not a role", hint="Use site or operator.")
         return cls(name=site_name(name), role=cast(Role, role))
 
     @classmethod

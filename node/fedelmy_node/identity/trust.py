@@ -40,8 +40,8 @@ CHAIN_CERTIFICATES: Final = 8
 _REMEMBERED: Final = 256
 """Chains that need not be judged again; more callers than a federation has."""
 
-Path = tuple[x509.Certificate, ...]
-"""From a leaf to the CA that is trusted."""
+Certificates = tuple[x509.Certificate, ...]
+"""A leaf and what leads from it to a CA; or CAs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class Trust:
     """Their revocation lists."""
     rules: TrustRules = field(default_factory=TrustRules)
     """The site's own word about names and keys."""
-    intermediates: Path = field(default=(), repr=False, compare=False)
+    intermediates: Certificates = field(default=(), repr=False, compare=False)
     """Of our own certificate: they may sign lists, too."""
     lists: tuple[RevocationList, ...] = field(init=False, repr=False, compare=False)
-    _roots: Path = field(init=False, repr=False, compare=False)
+    _roots: Certificates = field(init=False, repr=False, compare=False)
     _names: tuple[tuple[NameRule, x509.Name | None], ...] = field(init=False, repr=False, compare=False)
-    _known: dict[Path, tuple[Path, Subject]] = field(init=False, repr=False, compare=False)
+    _known: dict[Certificates, tuple[Certificates, Subject]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         roots = tuple(parse_certificates(self.ca_pem, "ca.pem"))
@@ -73,7 +73,7 @@ class Trust:
             one.check_signature(self._authorities)
 
     @property
-    def _authorities(self) -> Path:
+    def _authorities(self) -> Certificates:
         return self._roots + self.intermediates
 
     def verify(
@@ -109,7 +109,7 @@ class Trust:
         """Of the list of this authority; 0: there is none."""
         return next((one.number for one in self.lists if one.issuer == issuer), 0)
 
-    def _judge(self, chain: Path, now: datetime, unnamed: Subject | None) -> tuple[Path, Subject]:
+    def _judge(self, chain: Certificates, now: datetime, unnamed: Subject | None) -> tuple[Certificates, Subject]:
         """Everything about a chain that does not change with time; for others than ourselves, it is remembered."""
         if not 1 <= len(chain) <= CHAIN_CERTIFICATES:
             raise IdentityError(
@@ -126,7 +126,7 @@ class Trust:
             self._known[chain] = path, subject
         return path, subject
 
-    def _verified(self, chain: Path, now: datetime) -> Path:
+    def _verified(self, chain: Certificates, now: datetime) -> Certificates:
         """The path to a CA of ours whose signatures are right."""
         builder = verification.PolicyBuilder().store(verification.Store(list(self._roots))).time(now)
         builder = builder.extension_policies(ca_policy=_authorities_only(), ee_policy=_anything())
@@ -137,7 +137,7 @@ class Trust:
             message = "the certificate was not signed by this federation's CA"
             raise IdentityError("E-IDENTITY-UNTRUSTED", message) from error
 
-    def _blame_dates(self, chain: Path, now: datetime) -> None:
+    def _blame_dates(self, chain: Certificates, now: datetime) -> None:
         """Of a chain that is refused anyway: is it only too old or too new? Then that is what its holder must know."""
         known = chain[1:] + self._roots
         for certificate in chain:
@@ -170,7 +170,7 @@ class Trust:
             raise IdentityError("E-IDENTITY-UNTRUSTED", f"{subject} is known by another name here", hint=_HINT)
         return subject
 
-    def _check_revocation(self, path: Path, subject: Subject) -> None:
+    def _check_revocation(self, path: Certificates, subject: Subject) -> None:
         for certificate in path[:-1]:
             for one in self.lists:
                 since = one.revoked_at(certificate)
@@ -208,7 +208,7 @@ def _distinguished(rule: NameRule) -> x509.Name | None:
     except ValueError as error:
         raise ConfigError(
             "E-CONFIG-VALUE",
-            f"{rule.distinguished!r} is not a subject as RFC 4514 writes it",
+            f"{rule.distinguished[:200]!r} is not a subject as RFC 4514 writes it",
             hint="Write it as `openssl x509 -noout -subject -nameopt RFC2253 -in FILE` prints it.",
         ) from error
 

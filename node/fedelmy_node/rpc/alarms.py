@@ -13,7 +13,7 @@ from typing import Final
 __all__ = ["Alarm", "Alarms"]
 
 _log = logging.getLogger(__name__)
-_TIDY_AT: Final = 1024
+_LEAST_ROOM: Final = 256
 
 Look = Callable[[], float | None]
 """Looks, and says in how many seconds to look again; None: never."""
@@ -33,13 +33,17 @@ class Alarm:
 
 
 class Alarms:
-    """The thread begins with the first alarm and ends with the process."""
+    """The thread begins with the first alarm and ends with the process.
+
+    Most alarms are put off long before they are due. They stay in the heap until they are most of it.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, Alarm]] = []
+        self._room = _LEAST_ROOM
+        """How long the heap may get before it is looked through."""
         self._numbers: Final = count()
-        self._tidy_at = _TIDY_AT
         self._thread: threading.Thread | None = None
 
     def after(self, seconds: float, look: Look) -> Alarm:
@@ -53,10 +57,10 @@ class Alarms:
         return alarm
 
     def _add(self, due: float, alarm: Alarm) -> None:
-        if len(self._due) >= self._tidy_at:  # what was put off would otherwise stay until it is due
+        if len(self._due) >= self._room:
             self._due = [entry for entry in self._due if entry[2].look is not None]
             heapq.heapify(self._due)
-            self._tidy_at = max(_TIDY_AT, 2 * len(self._due))
+            self._room = max(_LEAST_ROOM, 2 * len(self._due))
         heapq.heappush(self._due, (due, next(self._numbers), alarm))
         if self._due[0][2] is alarm:
             self._changed.notify()

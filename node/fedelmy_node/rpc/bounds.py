@@ -17,7 +17,7 @@ from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import ConfigError, IdentityError, PeerError, RunError, TransferError
 
 __all__ = [
-    "MAX_SIGNATURE_BYTES", "MAX_CERTIFICATE_BYTES", "MAX_BEGIN_BYTES",
+    "MAX_SIGNATURE_BYTES", "MAX_BEGIN_BYTES",
     "answer", "few", "asked_run", "asked_edge", "digest", "count", "seconds", "label", "bounded",
 ]  # fmt: skip
 
@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 MAX_SIGNATURE_BYTES: Final = 512
 """One of ECDSA P-256 has 72."""
-MAX_CERTIFICATE_BYTES: Final = 64 * 1024
-"""Ours have about 1 KiB; those of a hospital's CA have more to say."""
 MAX_BEGIN_BYTES: Final = 1024 * 1024
 """Of an offer: 10,000 tensors, and whose work it is. An empty entry of a list has two bytes on the wire and fifty in
 memory, so 4 MiB could become 100 MiB."""

@@ -13,7 +13,7 @@ from fedelmy_node.errors import FedelmyError
 
 __all__ = ["Calling", "Refusal", "answering", "calling", "concern", "log_refusal"]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -69,6 +69,5 @@ def log_refusal(refusal: Refusal) -> None:
     level = logging.DEBUG if error.code == "E-RUN-UNKNOWN" else logging.INFO
     extra = {"private": error.private, "run": clean(error.about or call.run, 100)}
     answer = clean(str(error), 400)
-    _log.log(
-        level, "%s called %s from %s, answered with %s", call.who, refusal.method, call.origin, answer, extra=extra
-    )
+    who = "a caller who was not let in" if call.who == "nobody" else call.who
+    logger.log(level, "%s called %s from %s, answered with %s", who, refusal.method, call.origin, answer, extra=extra)

@@ -169,13 +169,13 @@ class AdminClient:
 
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
         request = admin_pb2.ApproveRequest(run=run, plan_sha256=plan_sha256)
-        with map_errors("the daemon"):
-            return RunState(self._stub.Approve(request, timeout=_ANSWER_SECONDS).state)
+        with map_errors("the daemon", local=True):
+            return convert.state_from_pb(self._stub.Approve(request, timeout=_ANSWER_SECONDS).state)
 
     def refuse(self, run: RunId, reason: str) -> RunState:
         request = admin_pb2.RefuseRequest(run=run, reason=reason)
-        with map_errors("the daemon"):
-            return RunState(self._stub.Refuse(request, timeout=_ANSWER_SECONDS).state)
+        with map_errors("the daemon", local=True):
+            return convert.state_from_pb(self._stub.Refuse(request, timeout=_ANSWER_SECONDS).state)
 
     def model(self, run: RunId | None) -> ResultModel:
         with map_errors("the daemon", local=True):

@@ -30,8 +30,8 @@ from fedelmy_node.domain.reports import (
 from fedelmy_node.domain.texts import clean, clean_all
 from fedelmy_node.domain.transfer import Offer, Origin, Receipt, Skip
 from fedelmy_node.errors import IdentityError, PeerError, TransferError
+from fedelmy_node.identity.signing import CHAIN_BYTES
 from fedelmy_node.rpc.bounds import (
-    MAX_CERTIFICATE_BYTES,
     MAX_SIGNATURE_BYTES,
     answer,
     asked_edge,
@@ -85,7 +85,7 @@ def signed_to_pb(signed: Signed) -> control_pb2.Signed:
 
 def signed_from_pb(message: control_pb2.Signed) -> Signed:
     """Checked by size alone; who signed it, and what, is found out by `identity`."""
-    if len(message.signature) > MAX_SIGNATURE_BYTES or len(message.certificate) > MAX_CERTIFICATE_BYTES:
+    if len(message.signature) > MAX_SIGNATURE_BYTES or len(message.certificate) > CHAIN_BYTES:
         raise IdentityError("E-IDENTITY-SIGNATURE", "a signature or its certificate is too long")
     return Signed(payload=message.payload, signature=message.signature, certificate=message.certificate)
 
@@ -310,7 +310,7 @@ def health_from_pb(message: admin_pb2.HealthReply) -> Health:
     return Health(
         serving=message.serving, site=site_name(message.site), address=message.address, process=message.process,
         active=message.active, queue=tuple(message.queue), problems=tuple(message.problems),
-        warnings=tuple(message.warnings), certificate_expires=message.certificate_expires,
+        warnings=tuple(message.warnings), certificate_expires=seconds(message.certificate_expires),
     )  # fmt: skip
 
 

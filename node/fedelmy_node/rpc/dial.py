@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 
 from fedelmy_node.domain.names import Address, SiteName
-from fedelmy_node.identity.certificates import Role, Subject
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.subject import Role, Subject
 from fedelmy_node.rpc.preflight import PROBE_SECONDS, Probed, probe, reach
 from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, CLAIM_KEY
 

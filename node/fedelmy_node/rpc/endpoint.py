@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fedelmy_node.domain.names import Address
-from fedelmy_node.identity.keystore import LiveIdentity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.rpc.calling import Refusal, log_refusal
 from fedelmy_node.rpc.guard import Guard, LocalGuard, Permit
 from fedelmy_node.rpc.quotas import Budget

@@ -20,7 +20,8 @@ import grpc
 from cryptography import x509
 
 from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
-from fedelmy_node.identity.certificates import Subject, parse_certificates
+from fedelmy_node.identity.certificates import parse_certificates
+from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
 from fedelmy_node.rpc.alarms import Alarms
 from fedelmy_node.rpc.calling import Calling, Refusal, answering, calling, log_refusal
@@ -32,7 +33,7 @@ from fedelmy_node.rpc.settings import CLAIM_KEY
 
 __all__ = ["Rule", "Permit", "Guard", "LocalGuard", "caller", "recheck"]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _TLS_VERSION: Final = b"TLSv1.3"
 _LOCAL_STALL_SECONDS: Final = 3600.0
@@ -128,8 +129,8 @@ class Guard(grpc.ServerInterceptor):
         def run(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
             try:
                 with _errors_answered(method, context, self._on_refusal):
-                    caller = str(self._admit(method, rule, context))
-                    with self._quotas.taken(rule.budget, caller):
+                    admitted = self._admit(method, rule, context)
+                    with self._quotas.taken(rule.budget, str(admitted)):
                         _answer(handler, requests, context, send, self._patience)
             except TooOftenError as error:
                 self._hold(context, send, error)
@@ -195,8 +196,7 @@ def _by_certificate(context: grpc.ServicerContext, trust: Trust) -> Subject:
 @lru_cache(maxsize=256)
 def _parse(leaf: bytes, others: bytes = b"") -> tuple[x509.Certificate, ...]:
     """The caller's certificate and its intermediates."""
-    (first,) = parse_certificates(leaf, "the caller")
-    rest = parse_certificates(others, "the caller") if others else ()
+    first, *rest = parse_certificates(leaf + b"\n" + others, "the caller")
     return (first, *(other for other in rest if other != first))
 
 
@@ -234,7 +234,7 @@ def _errors_answered(
 
 
 def _answer_fault(method: str, context: grpc.ServicerContext) -> None:
-    _log.exception("fault while answering %s", method)
+    logger.exception("fault while answering %s", method)
     abort(context, InternalError("E-INTERNAL", f"{method} failed; see the log of the node"))
 
 

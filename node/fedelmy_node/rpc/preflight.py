@@ -21,15 +21,9 @@ from cryptography import x509
 
 from fedelmy_node.domain.names import Address, SiteName
 from fedelmy_node.errors import FedelmyError, IdentityError, PeerError
-from fedelmy_node.identity.certificates import (
-    Role,
-    Subject,
-    fingerprint,
-    public_key,
-    tls_name,
-    to_pem,
-)
+from fedelmy_node.identity.certificates import fingerprint, public_key, tls_name, to_pem
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.subject import Role, Subject
 
 __all__ = ["Probed", "probe", "reach", "PROBE_SECONDS"]
 

@@ -37,7 +37,7 @@ _HANDSHAKE_MS: Final = 10_000
 _IDLE_MS: Final = 600_000
 """A connection without a call is closed after so long; whoever needs it again makes a new one by itself."""
 _STREAMS: Final = 32
-"""Calls that one connection may have under way; more wait at the caller."""
+"""Calls that one connection may have under way; more wait at the caller, or the transport refuses them."""
 _RECONNECT_FIRST_MS: Final = 500
 _RECONNECT_LAST_MS: Final = 15_000
 """Back-off ends here, so that a site that returns after hours is found within seconds."""

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.durable import cannot_write, sync_directory
 
@@ -37,6 +38,8 @@ _ROTATE_BYTES: Final = 16 << 20
 """A file of this size is put aside, and the chain goes on in the next one."""
 _KEPT_FILES: Final = 8
 """Files put aside that stay; what goes is said in the log."""
+_NUMBERS: Final = range(1, 10**12)
+"""Of lines; names of files have twelve digits."""
 _TAIL_BYTES: Final = 1 << 20
 
 
@@ -233,7 +236,7 @@ def read_head(root: Path) -> Head | None:
     """What `audit.head` says; None if it says nothing."""
     try:
         seq, sha256 = (root / "audit.head").read_text("ascii").split()
-        return Head(int(seq), sha256)
+        return Head(int(seq), sha256) if int(seq) in _NUMBERS else None
     except (OSError, ValueError):
         return None
 
@@ -241,12 +244,12 @@ def read_head(root: Path) -> Head | None:
 def read_line(line: bytes) -> dict[str, Any] | None:
     """A line of the log; None if it is not one."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parse_json(line)
+    except ValueError:
         return None
     if not isinstance(value, dict) or type(value.get("seq")) is not int or not isinstance(value.get("act"), str):
         return None
-    return value
+    return value if value["seq"] in _NUMBERS else None
 
 
 def _line(act: Act, last: Head) -> bytes:

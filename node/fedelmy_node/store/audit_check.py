@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import StoreError
 from fedelmy_node.store.audit import BEGINNING, Head, audit_files, line_hash, read_head, read_line
 
@@ -20,6 +21,7 @@ _LINE_BYTES: Final = 1 << 20
 _TRIES: Final = 20
 _ASIDE_SECONDS: Final = 0.02
 """A writer puts the current file aside and makes the next one: for a moment there is none."""
+_PROBLEM_CHARACTERS: Final = 300
 
 
 @dataclass(slots=True)
@@ -44,15 +46,15 @@ def verify(root: Path, expect: str = "") -> Verdict:
     noted, files = _snapshot(root)
     walk = _Walk(expect.lower(), noted)
     for file, size in files:
-        for line, complete in _lines(file, size):
-            walk.take(line, complete=complete)
+        for line in _lines(file, size):
+            walk.take(line)
     return walk.end()
 
 
 def entries(root: Path) -> Iterator[dict[str, Any]]:
     """What the log says, oldest first; lines that are not readable are passed over: `verify` names them."""
     for file, size in _snapshot(root)[1]:
-        for line, _ in _lines(file, size):
+        for line in _lines(file, size):
             found = read_line(line)
             if found is not None:
                 yield found
@@ -67,8 +69,8 @@ class _Walk:
         self._forgotten = 0
         self.verdict = Verdict()
 
-    def take(self, line: bytes, *, complete: bool) -> None:
-        verdict, found = self.verdict, read_line(line) if complete else None
+    def take(self, line: bytes) -> None:
+        verdict, found = self.verdict, read_line(line)
         place, before = f"line {verdict.lines + 1}", verdict.head
         verdict.lines += 1
         if found is None:
@@ -80,7 +82,7 @@ class _Walk:
         place += f" (number {found['seq']})"
         is_first = not verdict.first_seq
         if is_first:
-            verdict.first_seq, verdict.since = found["seq"], str(found.get("time", ""))
+            verdict.first_seq, verdict.since = found["seq"], _moment(found)
         facts = found["facts"] if isinstance(found.get("facts"), dict) else {}
         if found.get("before") != before.sha256 and not (is_first and not self._torn and found["seq"] > 1):
             self._problem(
@@ -100,7 +102,7 @@ class _Walk:
             self._torn = b""
         if found["act"] == "audit-forgotten" and type(facts.get("through_seq")) is int:
             self._forgotten = max(self._forgotten, facts["through_seq"])
-        verdict.until = str(found.get("time", ""))
+        verdict.until = _moment(found)
         verdict.head = Head(found["seq"], line_hash(line))
         self._noted_met |= verdict.head == self._noted
         verdict.expected |= bool(self._expect) and verdict.head.sha256.startswith(self._expect)
@@ -122,7 +124,11 @@ class _Walk:
 
     def _problem(self, place: str, what: str) -> None:
         if len(self.verdict.problems) < _MOST_PROBLEMS:
-            self.verdict.problems.append(f"{place} {what}")
+            self.verdict.problems.append(clean(f"{place} {what}", _PROBLEM_CHARACTERS))
+
+
+def _moment(entry: dict[str, Any]) -> str:
+    return clean(str(entry.get("time", "")), 40)  # whoever changed the file may have written anything
 
 
 def _snapshot(root: Path) -> tuple[Head | None, list[tuple[BinaryIO, int]]]:
@@ -154,10 +160,10 @@ def _opened(root: Path) -> list[tuple[BinaryIO, int]]:
     return [(file, os.fstat(file.fileno()).st_size) for file in files]
 
 
-def _lines(file: BinaryIO, size: int) -> Iterator[tuple[bytes, bool]]:
-    """Each line without its newline, and whether it had one; memory is bounded, whatever is in the file."""
+def _lines(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Each line without its newline, which the last one may lack; memory is bounded, whatever is in the file."""
     left = size
     with file:
         while left > 0 and (line := file.readline(min(left, _LINE_BYTES))):
             left -= len(line)
-            yield line.removesuffix(b"\n"), line.endswith(b"\n")
+            yield line.removesuffix(b"\n")

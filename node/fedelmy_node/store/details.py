@@ -14,6 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
+from fedelmy_node.config.strict_json import parse_json
+
 __all__ = ["DetailsHandler", "has_details", "details_of"]
 
 _LIMIT_BYTES: Final = 4 << 20
@@ -68,7 +70,7 @@ def details_of(path: Path, run: str, limit: int = 10) -> list[dict[str, Any]]:
             continue
         for line in lines:
             try:
-                entry = json.loads(line)
+                entry = parse_json(line)
             except ValueError:
                 continue
             if isinstance(entry, dict) and entry.get("run") == run:
