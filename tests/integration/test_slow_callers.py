@@ -174,7 +174,10 @@ def test_a_flood_is_refused_to_the_one_who_floods(
         assert ask(other) == b"hello"
 
 
-def test_whoever_calls_too_often_waits_without_a_thread(identities: Identities, serve: Serve) -> None:
+def test_whoever_calls_too_often_waits_without_a_thread(
+    identities: Identities, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard_module, "_HOLD_SECONDS", 3.0)
     budget = Budget(at_once=1, share=1, per_second=0.001, burst=1)
     guard = Guard(rules("Say"), {"control": budget}, believe=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard)

@@ -248,7 +248,7 @@ def test_many_callers_take_bounded_room() -> None:
 
 def test_a_log_is_whole_while_others_write_and_put_files_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict of forgery that is none would be worse than none."""
-    monkeypatch.setattr(store, "_ROTATE_BYTES", 2000)
+    monkeypatch.setattr(store, "_ROTATE_BYTES", 10_000)
     fill(tmp_path, 1)
     over = threading.Event()
 

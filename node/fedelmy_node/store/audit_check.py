@@ -18,9 +18,10 @@ __all__ = ["Verdict", "verify", "entries"]
 
 _MOST_PROBLEMS: Final = 20
 _LINE_BYTES: Final = 1 << 20
-_PROBLEM_CHARACTERS: Final = 300
-_ASIDE_SECONDS: Final = 0.05
+_TRIES: Final = 20
+_ASIDE_SECONDS: Final = 0.02
 """A writer puts the current file aside and makes the next one: for a moment there is none."""
+_PROBLEM_CHARACTERS: Final = 300
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ def _snapshot(root: Path) -> tuple[Head | None, list[tuple[BinaryIO, int]]]:
     The files are opened under the lock: a writer may put the current one aside, and remove the oldest, right after.
     """
     current = audit_files(root)[-1]
-    for last_try in (False, False, True):
+    for last_try in (*[False] * _TRIES, True):
         try:
             with current.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH)
