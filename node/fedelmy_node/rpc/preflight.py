@@ -36,6 +36,7 @@ _DER: Final = 2
 _SETTINGS_FRAME: Final = 4
 _FRAME_HEADER_BYTES: Final = 9
 _OLD_TLS: Final = frozenset({"TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"})
+_HANGS_UP: Final = "hangs up during the handshake; it may not speak TLS"
 _EXPIRED_CODES: Final = {9: "is not valid yet", 10: "has expired"}
 """OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
@@ -235,8 +236,10 @@ def _handshake_errors(address: Address) -> Iterator[None]:
         message = f"the certificate of {address} is not of our federation: {error.verify_message}"
         raise IdentityError("E-IDENTITY-UNTRUSTED", message) from error
     except (ssl.SSLEOFError, ConnectionError) as error:
-        raise _HungUpError(_not_tls(address, "hangs up during the handshake; it may not speak TLS")) from error
+        raise _HungUpError(_not_tls(address, _HANGS_UP)) from error
     except ssl.SSLError as error:
+        if error.reason is None:  # the system broke it off, and OpenSSL has nothing to say
+            raise _HungUpError(_not_tls(address, _HANGS_UP)) from error
         if error.reason == "TLSV1_ALERT_NO_APPLICATION_PROTOCOL":
             raise _foreign(address, "it does not speak HTTP/2") from error
         old = error.reason in _OLD_TLS
