@@ -125,14 +125,12 @@ class Field:
         payload = canonical_json(part)
         signature = sign(keystore.load(self.root / "ca" / "operator"), payload, purpose=Purpose.PLAN)
         client = self.operator()
-        report = client.prepare(
-            Signed(payload=payload, signature=signature.value, certificate=signature.certificate_pem)
-        )
+        client.prepare(Signed(payload=payload, signature=signature.value, certificate=signature.certificate_pem))
         client.close()
         self.edges = {site: [e.id for e in edges if e.sender == site] for site in ("north", "east")}
-        self.bundle = self._make_bundle(report["parameters"])
+        self.bundle = self._make_bundle()
 
-    def _make_bundle(self, parameters: int) -> Path:
+    def _make_bundle(self) -> Path:
         """Zeros of the right shapes: what the model holds does not matter here."""
         code = (
             "import sys, torch, torchvision; from safetensors.torch import save_file\n"

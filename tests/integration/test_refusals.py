@@ -251,7 +251,7 @@ def test_a_flood_of_refusals_is_a_few_lines(bed: Bed, caplog: pytest.LogCaptureF
     for _ in range(burst):
         with pytest.raises(FedelmyError, match="E-CONSENT-EDGE"):
             client.deliver(parcel, lambda _: None)
-    at_once = 24  # of one connection; beyond 32 its transport refuses them, and nobody counts
+    at_once = 12  # of one connection; beyond 16 its transport refuses them, and nobody counts
     flood = [client._transfer.Begin.future(offer_to_pb(parcel.offer)) for _ in range(at_once)]
     assert all(call.exception(timeout=60) is not None for call in flood)
     client.close()

@@ -40,7 +40,7 @@ _LOCAL_STALL_SECONDS: Final = 3600.0
 _REFUSING_THREADS: Final = 4
 """Threads beyond all budgets, so that a node that is full still has the time to say so."""
 
-_HOLD_SECONDS: Final = 1.0
+_HOLD_SECONDS: Final = 2.0
 """How long whoever calls too often waits for the answer that it does. What it has sent waits, too, and takes memory."""
 
 _Send = Callable[[Any], None]

@@ -36,7 +36,7 @@ _HANDSHAKE_MS: Final = 10_000
 """For TLS on both ends; a stranger who connects and says nothing is gone by then."""
 _IDLE_MS: Final = 600_000
 """A connection without a call is closed after so long; whoever needs it again makes a new one by itself."""
-_STREAMS: Final = 32
+_STREAMS: Final = 16
 """Calls that one connection may have under way; more wait at the caller, or the transport refuses them."""
 _RECONNECT_FIRST_MS: Final = 500
 _RECONNECT_LAST_MS: Final = 15_000
