@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.domain.events import StepState
-from fedelmy_node.domain.plan import StepKind, in_order
+from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import Absent, EdgeReport, RunReport, StepReport
 from fedelmy_node.domain.transfer import Origin
 from fedelmy_node.store.records import RunRecord
@@ -61,7 +61,7 @@ def with_asking(report: RunReport, record: RunRecord, consent: Consent) -> RunRe
 def _origin(record: RunRecord) -> Origin:
     """Of the result, or of the last bundle that was made here; and whom this site went around afterwards."""
     origin = Origin()
-    for step in in_order(record.slice.steps):
+    for step in record.slice.ordered:
         if step.kind != StepKind.EVALUATE and record.steps[step.id].state == StepState.DONE:
             origin = record.origin(step)
     for edge in record.slice.edges_out:

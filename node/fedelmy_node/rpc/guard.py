@@ -244,12 +244,8 @@ def _taken_as_streams(handler: Any, run: Callable[..., None]) -> Any:
     grpc would read a single request before anybody could look at the caller, and wait for it in one of our threads
     however slowly it comes. Not to block means that `run` itself sends the answers, now or later.
     """
-
-    def call(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
-        run(requests, context, send)
-
-    call.experimental_non_blocking = True  # type: ignore[attr-defined]  # as grpc's own health service does
-    return grpc.stream_stream_rpc_method_handler(call, None, handler.response_serializer)
+    run.experimental_non_blocking = True  # type: ignore[attr-defined]  # as grpc's own health service does
+    return grpc.stream_stream_rpc_method_handler(run, None, handler.response_serializer)
 
 
 def _answer(

@@ -192,18 +192,25 @@ class AuditLog:
         return _End(Head(0, BEGINNING), torn or (lines[-1] if lines else b""), bool(lines) and not torn)
 
     def _rotate(self, descriptor: int) -> int:
-        """Put the file aside under the number of its last line, and go on in a new one."""
+        """Put the file aside under the number of its last line, and go on in a new one.
+
+        Its lock is held until the next file is there: whoever meanwhile finds none can wait for that.
+        """
         last = self._end(descriptor, os.fstat(descriptor).st_size).last
         self._path.rename(self._root / f"audit-{last.seq:012d}.jsonl")
         sync_directory(self._root)
-        os.close(descriptor)
         self._known = None
-        descriptor = self._open()
-        for old in audit_files(self._root)[: -_KEPT_FILES - 1]:
-            facts = {"through_seq": int(old.stem.removeprefix("audit-"))}
-            self._append(descriptor, Act(act="audit-forgotten", facts=facts), sync=True)
-            old.unlink()
-        return descriptor
+        following = self._open()
+        try:
+            for old in audit_files(self._root)[: -_KEPT_FILES - 1]:
+                facts = {"through_seq": int(old.stem.removeprefix("audit-"))}
+                self._append(following, Act(act="audit-forgotten", facts=facts), sync=True)
+                old.unlink()
+        except BaseException:
+            os.close(following)
+            raise
+        os.close(descriptor)
+        return following
 
     def _note_head(self, head: Head) -> None:
         """In place, without a sync of its own: an older head is a head of the same chain."""

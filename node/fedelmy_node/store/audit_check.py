@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +17,6 @@ __all__ = ["Verdict", "verify", "entries"]
 
 _MOST_PROBLEMS: Final = 20
 _LINE_BYTES: Final = 1 << 20
-_TRIES: Final = 20
-_ASIDE_SECONDS: Final = 0.02
-"""A writer puts the current file aside and makes the next one: for a moment there is none."""
 _PROBLEM_CHARACTERS: Final = 300
 
 
@@ -137,22 +133,34 @@ def _snapshot(root: Path) -> tuple[Head | None, list[tuple[BinaryIO, int]]]:
     The files are opened under the lock: a writer may put the current one aside, and remove the oldest, right after.
     """
     current = audit_files(root)[-1]
-    for last_try in (*[False] * _TRIES, True):
+    try:
+        while True:
+            try:
+                with current.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_SH)
+                    if os.fstat(file.fileno()).st_ino == current.stat().st_ino:
+                        return read_head(root), _opened(root)
+            except FileNotFoundError:
+                if not _follows(root):
+                    break
+    except OSError as error:
+        message = f"the audit log cannot be read: {error.strerror}"
+        raise StoreError("E-STORE-DAMAGED", message, private=str(current)) from error
+    if read_head(root) is None and len(audit_files(root)) == 1:
+        raise StoreError("E-AUDIT-MISSING", "there is no audit log yet", private=str(current))
+    return read_head(root), _opened(root)
+
+
+def _follows(root: Path) -> bool:
+    """There is no current file: wait for a writer that has just put it aside; whether there is one then."""
+    *aside, current = audit_files(root)
+    if aside:
         try:
-            with current.open("rb") as file:
+            with aside[-1].open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH)
-                if os.fstat(file.fileno()).st_ino == current.stat().st_ino or last_try:
-                    return read_head(root), _opened(root)
         except FileNotFoundError:
-            if read_head(root) is None and len(audit_files(root)) == 1:
-                raise StoreError("E-AUDIT-MISSING", "there is no audit log yet", private=str(current)) from None
-            if last_try:
-                return read_head(root), _opened(root)
-            time.sleep(_ASIDE_SECONDS)
-        except OSError as error:
-            message = f"the audit log cannot be read: {error.strerror}"
-            raise StoreError("E-STORE-DAMAGED", message, private=str(current)) from error
-    raise AssertionError("the last try returns or raises")
+            return True  # forgotten meanwhile: somebody is writing
+    return current.exists()
 
 
 def _opened(root: Path) -> list[tuple[BinaryIO, int]]:
