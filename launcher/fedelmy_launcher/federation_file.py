@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +55,14 @@ class _FederationTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _ReportTable:
+    """`[report]`: what sites are asked to tell beside the usual."""
+
+    features: int = 0
+    """Test samples per site whose features are drawn (t-SNE); sites that do not disclose "features" draw none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _File:
     federation: _FederationTable
     sites: tuple[Member, ...]
@@ -62,6 +70,7 @@ class _File:
     model: ModelSpec
     training: Training
     strategy: Mapping[str, Setting]
+    report: _ReportTable = field(default_factory=_ReportTable)
 
 
 def load_federation(path: Path, found: Sequence[Member] | None = None) -> Federation:
@@ -99,6 +108,7 @@ def _federation(file: _File, path: Path) -> Federation:
         training=file.training,
         strategy=StrategySpec(name=name, settings=settings),
         wire_dtype=file.federation.wire_dtype,
+        features=file.report.features,
     )
     check_model(recipe.model.name)
     settings_for(recipe.strategy)

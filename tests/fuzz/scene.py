@@ -441,7 +441,11 @@ def event_data() -> Mapping[EventKind, Mapping[str, Any]]:
     """Data as nodes tell them, one for each kind."""
     way = {"edge": EDGE, "peer": "north"}
     place = {"member": 1, "members": 3, "epoch": 2, "epochs": 5}
-    result = {"accuracy": 0.5, "samples": 10, "correct": 5}
+    result = {
+        "accuracy": 0.5, "samples": 10, "correct": 5, "received_accuracy": 0.4, "member_accuracies": [0.4, None],
+        "pool_distances": [[0.0, 1.5], [1.5, 0.0]], "embedding": {"points": [[0.5, -1.0]], "labels": [3], "of": 10},
+        "classes": {"cat": {"tp": 3, "fn": 1, "fp": 0, "tn": 6, "sensitivity": 0.75, "specificity": 1.0, "auc": None}},
+    }  # fmt: skip
     why = {"code": "E-PEER-UNREACHABLE", "message": "no answer in time"}
     return {
         EventKind.RUN: {"state": "running"},

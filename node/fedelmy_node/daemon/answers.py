@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
+from fedelmy_node import __version__
 from fedelmy_node.config.consent import Consent
+from fedelmy_node.config.decode import encode
 from fedelmy_node.domain.events import StepState
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import Absent, EdgeReport, RunReport, StepReport
@@ -47,15 +50,20 @@ def report_of(record: RunRecord, last_event: int, absent: tuple[Absent, ...]) ->
         absent=absent,
         origin=_origin(record),
         plan_id=plan.plan_id,
+        plan_sha256=record.prepared.sha256,
+        recipe=encode(plan.recipe),
+        prepared=record.prepared.report,
+        version=__version__,
+        clock=time.time(),
     )  # fmt: skip
 
 
 def with_asking(report: RunReport, record: RunRecord, consent: Consent) -> RunReport:
-    """The same for the administrator: also who asks for what, and the digest by which it is approved."""
+    """The same for the administrator: also who asks for what."""
     from fedelmy_node.daemon.asking import asked  # only when a person looks
 
     sentences = asked(record.prepared, consent)
-    return replace(report, operator=record.prepared.operator, plan_sha256=record.prepared.sha256, asked=sentences)
+    return replace(report, operator=record.prepared.operator, asked=sentences)
 
 
 def _origin(record: RunRecord) -> Origin:

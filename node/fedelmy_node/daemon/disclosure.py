@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _SAMPLES: Final = frozenset[Disclosure](("sample-counts",))
 _CLASSES: Final = frozenset[Disclosure](("class-counts",))
 _METRICS: Final = frozenset[Disclosure](("metrics",))
+_FEATURES: Final = frozenset[Disclosure](("features",))
 _NOTHING: Final = frozenset[Disclosure]()
 
 KEYS: Final[Mapping[str, frozenset[Disclosure]]] = {
@@ -50,11 +51,13 @@ KEYS: Final[Mapping[str, frozenset[Disclosure]]] = {
     **dict.fromkeys(
         (
             "loss", "accuracy", "d1", "d2", "balanced_accuracy", "auc", "validation_accuracy", "member_accuracies",
+            "received_accuracy", "pool_distances",
         ),
         _METRICS,
     ),
     "correct": _SAMPLES | _METRICS,
     "classes": _CLASSES | _METRICS,
+    "embedding": _FEATURES,
 }  # fmt: skip
 """What must be disclosed for a key of an event, a result or a report to be told; a key that is not here is not told."""
 _DIGITS: Final = 2
@@ -67,26 +70,23 @@ class Disclosed:
     """The answers of a site that may disclose some things and not others."""
 
     def __init__(self, consent: Consent) -> None:
-        self._all = consent.discloses_all
+        self._usual = consent.discloses_usual
         self._told = frozenset(consent.disclose)
 
     def data(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Counts and metrics as an operator may see them."""
-        if self._all:
-            return dict(data)
         told = {key: self._value(key, value) for key, value in data.items() if self._may(key)}
-        if "message" in told:
+        if "message" in told and not self._usual:
             told["message"] = self._message(str(data.get("code", "")), told["message"])
         return told
 
     def event(self, event: Event) -> Event:
-        return event if self._all else replace(event, data=self.data(event.data))
+        return replace(event, data=self.data(event.data))
 
     def report(self, report: RunReport) -> RunReport:
-        if self._all:
-            return report
         steps = tuple(replace(step, result=self.data(step.result)) for step in report.steps)
-        return replace(report, steps=steps, message=self._message(report.code, report.message))
+        message = report.message if self._usual else self._message(report.code, report.message)
+        return replace(report, steps=steps, message=message, prepared=self.data(report.prepared))
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -94,18 +94,19 @@ class Disclosed:
         try:
             yield
         except _TELLING as error:
-            if self._all:
+            if self._usual:
                 raise
             logger.warning("a plan was refused: %s", error)  # the operator is told the code alone
             raise self._error(error) from error
 
     def _may(self, key: str) -> bool:
-        return key in KEYS and KEYS[key] <= self._told
+        """A site that keeps something back also keeps back what nobody has classified."""
+        return KEYS.get(key, _NOTHING) <= self._told and (self._usual or key in KEYS)
 
     def _value(self, key: str, value: Any) -> Any:
         if key == "result":
             return self.data(value)
-        return _rounded(value) if "metrics" in KEYS[key] else value
+        return value if self._usual or "metrics" not in KEYS[key] else _rounded(value)
 
     def _message(self, code: str, message: str) -> str:
         entry = CATALOGUE.get(code)

@@ -163,11 +163,19 @@ class RunReport:
     plan_id: str = ""
     """Which plan of this run the site has: a cancel names it."""
     operator: str = ""
-    """Who asked for it; this and what follows are for the site's administrator alone."""
+    """Who asked for it; for the site's administrator alone."""
     plan_sha256: str = ""
-    """What is approved: this very plan."""
+    """Of this site's slice of the plan: what was asked for, what is approved, what was done."""
     asked: tuple[str, ...] = ()
-    """What the plan asks of the site, in sentences."""
+    """What the plan asks of the site, in sentences; for the administrator alone."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """What the sites agreed on, as the plan says it."""
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+    """What the site found when it was asked, as far as it discloses that: counts, versions, size of the model."""
+    version: str = ""
+    """Of the software there."""
+    clock: float = 0.0
+    """The site's time when it reported, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast, get_args
 
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.strict_json import parse_json
-from fedelmy_node.domain.event_data import check_event_data, check_result
+from fedelmy_node.domain.event_data import check_event_data, check_prepared, check_result
 from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
 from fedelmy_node.domain.names import Address, EdgeId, SiteName, StepId, known_edge, run_id, site_name, step_id
@@ -90,8 +90,9 @@ def signed_from_pb(message: control_pb2.Signed) -> Signed:
     return Signed(payload=message.payload, signature=message.signature, certificate=message.certificate)
 
 
+@answer
 def answer_from_pb(message: control_pb2.PrepareReply) -> PrepareAnswer:
-    return PrepareAnswer(report=read_object(message.report), state=_state(message.state))
+    return PrepareAnswer(report=_prepared(message.report), state=_state(message.state))
 
 
 def summaries_to_pb(runs: Iterable[RunSummary]) -> list[control_pb2.RunSummary]:
@@ -186,7 +187,8 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
         origin=origin_to_pb(report.origin), operator=report.operator, plan_sha256=report.plan_sha256,
         asked=report.asked,
         neighbours=[control_pb2.Neighbour(site=n.site, address=n.address) for n in report.neighbours],
-        plan_id=report.plan_id,
+        plan_id=report.plan_id, recipe=canonical_json(report.recipe), prepared=canonical_json(report.prepared),
+        version=report.version, clock=report.clock,
     )  # fmt: skip
 
 
@@ -219,7 +221,15 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
         neighbours=tuple(Neighbour(site=site_name(n.site), address=Address(n.address)) for n in message.neighbours),
         absent=absent, origin=origin_from_pb(message.origin), operator=label(message.operator),
         plan_sha256=label(message.plan_sha256), asked=tuple(map(clean, message.asked)), plan_id=label(message.plan_id),
+        recipe=read_object(message.recipe or b"{}"), prepared=_prepared(message.prepared),
+        version=label(message.version), clock=seconds(message.clock),
     )  # fmt: skip
+
+
+def _prepared(payload: bytes) -> Mapping[str, Any]:
+    found = read_object(payload or b"{}")
+    check_prepared(found)
+    return found
 
 
 def _step_from_pb(message: control_pb2.StepReport) -> StepReport:

@@ -55,6 +55,8 @@ class Job:
     """How far an input may be from the initial model, in lengths of that one; None: as far as it likes."""
     checkpoints: Path | None = None
     """A directory of the job's own, where a train step can go on from; None: there are no checkpoints."""
+    features: int = 0
+    """Test samples whose features an evaluate step draws for the report; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
