@@ -483,7 +483,18 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
     )
     reports = [
         make_report(plan(), "south", origin=origin("train.1@north", without=("train.3@west",), by="south")),
-        make_report(plan(), "north", RunState.RUNNING, absent=(absent,), plan_id=PLAN_ID),
+        make_report(
+            plan(),
+            "north",
+            RunState.RUNNING,
+            absent=(absent,),
+            plan_id=PLAN_ID,
+            version="0.1.0",
+            clock=1.8e9,
+            recipe=encode(plan().recipe),
+            plan_sha256="cd" * 32,
+            prepared={"samples": {"train": 9}, "class_counts": {"cat": 4}, "missing_classes": ["dog"], "torch": "2.6"},
+        ),
         with_asking(make_report(plan(), SITE, RunState.PENDING), record(), Consent()),
     ]
     edges = tuple(edge.id for edge in record().slice.edges_out)
