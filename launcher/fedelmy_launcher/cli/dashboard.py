@@ -67,9 +67,8 @@ def dashboard(
     except OSError as error:
         sites.close()
         hint = "Choose another --port, or none: then one that is free is taken."
-        raise ConfigError(
-            "E-CONFIG-ADDRESS", f"cannot listen on 127.0.0.1:{port}: {error.strerror}", hint=hint
-        ) from error
+        problem = f"cannot listen on 127.0.0.1:{port}: {error.strerror}"
+        raise ConfigError("E-CONFIG-ADDRESS", problem, hint=hint) from error
     ended = threading.Event()
     _end_with(ended)
     board.start()

@@ -22,8 +22,8 @@ __all__ = ["Board", "Listed", "CrowdedError", "listed"]
 
 logger = logging.getLogger(__name__)
 _ASK_SECONDS: Final = 5.0
-"""Between two questions for the list. Sites push the events of a run that is watched, but there is no stream that tells
-of runs nobody has heard of, and a place per site would be too much for so little: so the list, and only it, is asked."""
+"""Between two questions for the list. Sites push the events of a run that is watched, but no stream tells of runs that
+nobody has heard of; one more watcher's place at every site would be too much for so little. So the list is asked."""
 _KEEP_SECONDS: Final = 30.0
 """A run that nobody looks at is followed so much longer: a page that is loaded again finds it as it was."""
 _LISTENERS: Final = 32
@@ -75,13 +75,7 @@ class Board:
         """Of the list."""
         self._sites = sites
         self._federation = federation
-        self._list: dict[str, Any] = {
-            "runs": [],
-            "asked": False,
-            "silent": [],
-            "warnings": [],
-            "federation": federation,
-        }
+        self._list: dict[str, Any] = {"runs": [], "asked": False, "silent": [], "warnings": []}
         self._followers: dict[RunId, Follower] = {}
         self._looking: dict[RunId, int] = {}
         self._left: dict[RunId, float] = {}
@@ -176,7 +170,7 @@ class Board:
         ]
         new = {
             "runs": [entry.encoded() for entry in found], "asked": True, "silent": silent,
-            "warnings": expiry_warnings(self._sites.identity, nodes.values()), "federation": self._federation,
+            "warnings": expiry_warnings(self._sites.identity, nodes.values()),
         }  # fmt: skip
         with self.changed:
             if new != self._list:

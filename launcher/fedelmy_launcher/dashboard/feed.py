@@ -16,6 +16,8 @@ __all__ = ["Feed"]
 
 _BREATH_SECONDS: Final = 0.2
 """Between two states: more often, nobody could see it."""
+_SHARE: Final = 10
+"""And so many times as long as it took to make one: this machine may be training."""
 _STILL_SECONDS: Final = 10.0
 """Without news, a word at least so often: a page or a tunnel that is gone is noticed by it."""
 _LINES: Final = 200
@@ -32,6 +34,7 @@ class Feed:
         self._follower: Follower | None = None
         self._list = self._state = -1
         self._line = 0
+        self._breath_seconds = _BREATH_SECONDS
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         with ExitStack() as stack:
@@ -44,7 +47,7 @@ class Feed:
                 began = time.monotonic()
                 with self._board.changed:
                     self._board.changed.wait_for(self._is_new, _STILL_SECONDS)
-                time.sleep(max(0.0, _BREATH_SECONDS - (time.monotonic() - began)))
+                time.sleep(max(0.0, self._breath_seconds - (time.monotonic() - began)))
 
     def _choose(self, stack: ExitStack) -> None:
         run = self._run or self._board.newest()
@@ -67,11 +70,13 @@ class Feed:
         follower = self._follower
         if follower is None or follower.version == self._state:
             return
+        began = time.monotonic()
         with follower.lock:
             self._state = follower.version
             view = run_view(follower)
             lines = [line for line in follower.log if line.number > self._line]
-        yield "run", view
+        self._breath_seconds = max(_BREATH_SECONDS, _SHARE * (time.monotonic() - began))
+        yield "run", view | {"now": time.time()}
         for begin in range(0, len(lines), _LINES):
             part = lines[begin : begin + _LINES]
             self._line = part[-1].number

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fedelmy_launcher.control import Refusal, Sites
-from fedelmy_launcher.dashboard.links import Links
 from fedelmy_launcher.discovery import discover, reported_run
+from fedelmy_launcher.history import RunHistory
 from fedelmy_launcher.listening import Lost, News, Streams
-from fedelmy_launcher.progress import RunProgress
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.narration import narrate
@@ -32,6 +31,8 @@ _LOOK_SECONDS: Final = 0.5
 """Between two looks at whether anybody still wants to know."""
 _FIND_SECONDS: Final = 3.0
 """Between two attempts to find a run that no site tells of."""
+_STANDS_SECONDS: Final = 4.0
+"""A stream that did not break for so long stands: attempts come every two seconds."""
 _LOUD: Final = {
     EventKind.RETRY: "warning", EventKind.WARNING: "warning", EventKind.UNREACHABLE: "warning",
     EventKind.AROUND: "warning",
@@ -64,9 +65,8 @@ class Follower:
         self.sites = sites
         self.lock: Final = threading.RLock()
         self.version = 0
-        self.progress: RunProgress | None = None
+        self.history: RunHistory | None = None
         """None until a site has told of the run."""
-        self.links: Final = Links()
         self.reports: dict[SiteName, RunReport] = {}
         self.silent: dict[SiteName, FedelmyError] = {}
         """Sites that do not answer, or not about this run."""
@@ -78,6 +78,7 @@ class Follower:
         self._after: dict[SiteName, int] = {}
         """Up to where each site was heard."""
         self._ended: set[SiteName] = set()
+        self._lost_at: dict[SiteName, float] = {}
         self._alive: Mapping[SiteName, RunState] = {}
         self._thread = threading.Thread(target=self._run, name=f"follow {run}", daemon=True)
 
@@ -93,11 +94,6 @@ class Follower:
     def hear(self, states: Mapping[SiteName, RunState]) -> None:
         """What the sites said of the run when they were last asked: a run that had failed may live again."""
         self._alive = states
-
-    def waits_for(self, site: SiteName) -> list[SiteName]:
-        """Whose output a site still needs."""
-        states = self.progress.step_states if self.progress else {}
-        return self.links.waited_for(site, states)
 
     def _run(self) -> None:
         try:
@@ -117,15 +113,15 @@ class Follower:
         with self.lock:
             self.silent = {refusal.site: refusal.error for refusal in refusals}
             if reports:
-                self.progress = RunProgress(reported_run(self.run, reports), began_before=True)
+                self.history = RunHistory(reported_run(self.run, reports))
                 self._take_reports(reports, refusals)
         self._told()
         return bool(reports)
 
     def _follow(self) -> None:
-        assert self.progress is not None
+        assert self.history is not None
         with Streams(self.sites, self.run) as streams:
-            for site in self.progress.sites:
+            for site in self.history.progress.sites:
                 streams.listen(site)
             while not self._stopped.is_set():
                 news = streams.within(_LOOK_SECONDS)
@@ -135,6 +131,19 @@ class Follower:
                 for site in [site for site in self._ended if self._lives_again(site)]:
                     self._ended.discard(site)
                     streams.listen(site, self._after.get(site, 0))
+                for site in [site for site in self.silent if self._is_back(site)]:
+                    self._return(site)
+
+    def _is_back(self, site: SiteName) -> bool:
+        """A site that has nothing new to tell: its stream stands again, and it answers when it is asked."""
+        return site in self._alive and time.monotonic() - self._lost_at.get(site, 0.0) > _STANDS_SECONDS
+
+    def _return(self, site: SiteName) -> None:
+        self._ask(site)
+        with self.lock:
+            if self.silent.pop(site, None):
+                self._note(site, "info", "answers again")
+        self._told()
 
     def _lives_again(self, site: SiteName) -> bool:
         state = self._alive.get(site)
@@ -142,21 +151,26 @@ class Follower:
 
     def _take(self, news: News) -> list[SiteName]:
         """Fold it; the sites that became known by it."""
-        assert self.progress is not None
+        assert self.history is not None
         found: list[SiteName] = []
         if isinstance(news, Event):
+            returns = self.silent.pop(news.site, None) is not None
             if news.site in self._unmet:
                 found = self._meet(news.site)
-            with self.lock:
-                self._fold(self.progress, news)
-            if news.kind == EventKind.AROUND:
+            elif returns or news.kind == EventKind.AROUND:
                 self._ask(news.site)
+            with self.lock:
+                if returns:
+                    self._note(news.site, "info", "answers again")
+                self._fold(self.history, news)
         elif isinstance(news, Lost):
             with self.lock:
                 if news.site not in self.silent:
                     self._note(news.site, "warning", f"does not answer ({news.error.code}); still trying")
                 self.silent[news.site] = news.error
-                self.progress.sites[news.site].silent = True
+                self._lost_at[news.site] = time.monotonic()
+                self._alive = {site: state for site, state in self._alive.items() if site != news.site}
+                self.history.take({}, {news.site: news.error})
         else:
             self._ended.add(news.site)
             if news.error is None:
@@ -165,17 +179,13 @@ class Follower:
             else:
                 with self.lock:
                     self.silent[news.site] = news.error
-                    if news.error.code == "E-RUN-UNKNOWN":
-                        self.progress.sites[news.site].state = "unknown"
+                    self.history.take({}, {news.site: news.error})
         self._told()
         return found
 
-    def _fold(self, progress: RunProgress, event: Event) -> None:
-        if self.silent.pop(event.site, None):
-            self._note(event.site, "info", "answers again")
+    def _fold(self, history: RunHistory, event: Event) -> None:
         self._after[event.site] = event.seq
-        progress.add(event)
-        self.links.add(event)
+        history.add(event)
         text = narrate(event)
         if text is not None:
             bad = event.kind in (EventKind.RUN, EventKind.STEP) and event.data["state"] in _BAD
@@ -184,11 +194,11 @@ class Follower:
 
     def _meet(self, site: SiteName) -> list[SiteName]:
         """A site that was out of reach when the run was looked for may know more of it."""
-        assert self.progress is not None
+        assert self.history is not None
         self._unmet.discard(site)
         reports, refusals = discover(self.sites, self.run)
         with self.lock:
-            found = self.progress.extend(reported_run(self.run, reports, self.progress.steps))
+            found = self.history.extend(reported_run(self.run, reports, self.history.progress.steps))
             self._take_reports(reports, refusals)
         return found
 
@@ -199,14 +209,10 @@ class Follower:
             self._take_reports(reports, [])
 
     def _take_reports(self, reports: Mapping[SiteName, RunReport], refusals: list[Refusal]) -> None:
-        assert self.progress is not None
+        assert self.history is not None
         self.reports |= reports
         self._unmet |= {refusal.site for refusal in refusals if refusal.site not in self.reports}
-        self.progress.take(self.reports)
-        self.links.take(reports)
-        for refusal in refusals:
-            if refusal.site in self.progress.sites:
-                self.progress.sites[refusal.site].silent = True
+        self.history.take(reports, {refusal.site: refusal.error for refusal in refusals})
 
     def _note(self, site: SiteName, level: str, text: str) -> None:
         """A sentence of the dashboard's own: who answers is no event of the run."""

@@ -24,7 +24,7 @@ __all__ = ["DashboardServer"]
 
 logger = logging.getLogger(__name__)
 _HOSTS: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
-"""Whom a browser may think it speaks to: any port, because of tunnels; no name that somebody else's DNS could give us."""
+"""Whom a browser may think it speaks to: any port, because of tunnels; no name that another DNS could give us."""
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self';"
@@ -45,7 +45,7 @@ _PAGES: Final = {
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _CONNECTIONS: Final = 96
-"""At a time: a page has one or two, and somebody on this machine who knows no token must not get threads without end."""
+"""At a time: a page has one or two, and others on this machine, who know no token, must not get threads without end."""
 _SILENT_SECONDS: Final = 30.0
 """A browser that neither asks nor takes for so long is gone."""
 
@@ -97,14 +97,13 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError, TimeoutError):
             self._answer()
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def _answer(self) -> None:
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or not _HOSTS.fullmatch(hosts[0].strip()):
-            return self._refuse(
-                HTTPStatus.MISDIRECTED_REQUEST, "This is a dashboard on loopback, under that name only."
-            )
+            return self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "This is a dashboard on loopback, under no other name.")
         address = urlsplit(self.path)
         _, _, rest = address.path.partition("/")
         token, slash, what = rest.partition("/")
