@@ -130,10 +130,10 @@ def _rate(transfer: Mapping[str, Any], over: bool) -> float | None:
     seconds: float | None = transfer["seconds"]
     if over:
         return float(transfer["bytes"]) / seconds if seconds else None
-    late = transfer["moved"][-8:]
+    late: list[tuple[float, int]] = transfer["moved"][-8:]
     if len(late) < 2 or late[-1][0] - late[0][0] < _RATE_SECONDS:
         return None
-    return max(0.0, float(late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0]))
+    return max(0.0, (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0]))
 
 
 def _waits(report: RunReport | None, site: Mapping[str, Any], states: Mapping[str, EdgeState]) -> list[str]:

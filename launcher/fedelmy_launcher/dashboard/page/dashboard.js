@@ -219,6 +219,7 @@ const showRun = (view) => {
   if (order !== page.order) {
     page.order = order;
     byId("cards").replaceChildren(...view.sites.map((site) => page.cards.get(site.name).element));
+    columns();
   }
   announce("The run", view.state);
   document.title = `${icon} ${view.state} · ${view.run}`;
@@ -295,7 +296,10 @@ const showRuns = (list) => {
   // Who has not chosen a run sees the newest, once the one on the screen is over.
   const over = page.view && page.view.known && !["running", "prepared", "pending"].includes(page.view.state);
   const newest = list.runs[0];
-  if (!page.chosen && over && newest && newest.run !== page.run && newest.state === "running") connect();
+  if (!page.chosen && over && newest && newest.run !== page.run && newest.run !== page.turned && newest.state === "running") {
+    page.turned = newest.run;
+    connect();
+  }
 };
 
 const showLines = (lines) => {
@@ -343,6 +347,13 @@ const showFigures = async (figures) => {
     show(byId("figures-section"), ready.length > 0);
   };
 };
+
+/** As many columns as there is room for, and rows that are equally full. */
+const columns = () => {
+  const many = Math.max(1, page.cards.size), fit = Math.max(1, Math.floor((byId("cards").clientWidth + 14) / 250));
+  byId("cards").style.setProperty("--columns", Math.ceil(many / Math.ceil(many / fit)));
+};
+new ResizeObserver(columns).observe(byId("cards"));
 
 // ---- the stream -------------------------------------------------------------------------------------------------
 
