@@ -83,7 +83,9 @@ class _SiteHistory:
 class RunHistory:
     """The fold; feed it as `RunProgress`: events of one site in order, sites in any order, reports at any time."""
 
-    def __init__(self, outline: Outline) -> None:
+    def __init__(self, outline: Outline, recipe: Mapping[str, Any] | None = None) -> None:
+        """`recipe`: the run's settings, if they are known here; otherwise the sites report them."""
+        self._recipe = recipe
         self.progress: Final = RunProgress(outline, began_before=True)
         self._sites: dict[SiteName, _SiteHistory] = {site: _SiteHistory() for site in self.progress.sites}
         self._handovers = Handovers()
@@ -207,7 +209,7 @@ class RunHistory:
         is_final = state in set(RunState) and RunState(state).is_final
         began_at, ended_at = min(began, default=None), max(ended, default=None) if is_final else None
         reports = [site.report for site in self._sites.values() if site.report is not None]
-        recipe = next((found for report in reports if (found := getattr(report, "recipe", None))), None)
+        recipe = next((found for report in reports if (found := getattr(report, "recipe", None))), self._recipe)
         own = {site["name"]: site for site in result["sites"]}
         spans = {step: (when - shifts[by], by) for step, (when, by) in self._skipped_at.items()}
         return {
