@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from fedelmy_launcher.control import Sites, expiry_warnings
 from fedelmy_launcher.dashboard.follower import Follower
+from fedelmy_launcher.dashboard.painting import Painter
 from fedelmy_launcher.standing import worst_state
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.reports import NodeDescription
 from fedelmy_node.errors import FedelmyError
 
-__all__ = ["Board", "Listed", "CrowdedError", "listed"]
+__all__ = ["Board", "Watched", "Listed", "CrowdedError", "listed"]
 
 logger = logging.getLogger(__name__)
 _ASK_SECONDS: Final = 5.0
@@ -66,6 +67,22 @@ def listed(nodes: Iterable[NodeDescription], federation: str | None) -> list[Lis
     return sorted(runs.values(), key=lambda entry: entry.changed_at, reverse=True)[:_RUNS]
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A run that somebody looks at, or did a moment ago."""
+
+    follower: Follower
+    painter: Painter
+
+    def start(self) -> None:
+        self.follower.start()
+        self.painter.start()
+
+    def close(self) -> None:
+        self.painter.close()
+        self.follower.close()
+
+
 class Board:
     """The one owner of threads and connections; `changed` is notified whenever anything is new."""
 
@@ -76,7 +93,7 @@ class Board:
         self._sites = sites
         self._federation = federation
         self._list: dict[str, Any] = {"runs": [], "asked": False, "silent": [], "warnings": []}
-        self._followers: dict[RunId, Follower] = {}
+        self._watched: dict[RunId, Watched] = {}
         self._looking: dict[RunId, int] = {}
         self._left: dict[RunId, float] = {}
         """When the last page went away."""
@@ -91,10 +108,10 @@ class Board:
         """End every stream in good order: each takes a watcher's place at a site."""
         with self.changed:
             self._closed = True
-            followers, self._followers = list(self._followers.values()), {}
+            watched, self._watched = list(self._watched.values()), {}
             self.changed.notify_all()
-        for follower in followers:
-            follower.close()
+        for run in watched:
+            run.close()
         self._sites.close()
 
     @property
@@ -126,20 +143,26 @@ class Board:
                 self._listeners -= 1
 
     @contextmanager
-    def looking(self, run: RunId) -> Iterator[Follower]:
+    def looking(self, run: RunId) -> Iterator[Watched]:
         """Follow a run for as long as somebody looks at it, and a little longer."""
         with self.changed:
-            follower = self._followers.get(run)
-            if follower is None:
-                follower = self._followers[run] = Follower(self._sites.again(), run, self._notify)
-                follower.start()
+            watched = self._watched.get(run)
+            if watched is None:
+                follower = Follower(self._sites.again(), run, self._notify)
+                painter = Painter(follower, lambda: bool(self._looking.get(run)), self._notify)
+                watched = self._watched[run] = Watched(follower, painter)
+                watched.start()
             self._looking[run] = self._looking.get(run, 0) + 1
         try:
-            yield follower
+            yield watched
         finally:
             with self.changed:
                 self._looking[run] -= 1
                 self._left[run] = time.monotonic()
+
+    def watched(self, run: RunId) -> Watched | None:
+        """A run that is looked at, for whoever wants more of it."""
+        return self._watched.get(run)
 
     def _notify(self) -> None:
         with self.changed:
@@ -158,7 +181,7 @@ class Board:
             with self.changed:
                 self.changed.wait_for(lambda: self._closed, _ASK_SECONDS)
                 # Nobody looks: nobody is asked, but runs that were looked at are still put away.
-                self.changed.wait_for(lambda: self._closed or self._listeners or self._followers)
+                self.changed.wait_for(lambda: self._closed or self._listeners or self._watched)
 
     def _ask_once(self) -> None:
         nodes, refusals = self._sites.describe()
@@ -176,12 +199,12 @@ class Board:
             if new != self._list:
                 self._list, self.version = new, self.version + 1
                 self.changed.notify_all()
-            followers = dict(self._followers)
+            watched = dict(self._watched)
         states = {entry.run: entry.states for entry in found}
-        for run, follower in followers.items():
-            follower.hear(states.get(run, {}))
+        for run, entry in watched.items():
+            entry.follower.hear(states.get(run, {}))
             # With --at, only one site was known; a run names the others.
-            for site, place in list(follower.sites.addresses.items()):
+            for site, place in list(entry.follower.sites.addresses.items()):
                 self._sites.addresses.setdefault(site, place)
 
     def _end_forgotten(self) -> None:
@@ -189,12 +212,12 @@ class Board:
         with self.changed:
             over = [
                 run
-                for run in self._followers
+                for run in self._watched
                 if not self._looking.get(run) and now - self._left.get(run, now) > _KEEP_SECONDS
             ]
-            ended = [self._followers.pop(run) for run in over]
+            ended = [self._watched.pop(run) for run in over]
             for run in over:
                 self._looking.pop(run, None)
                 self._left.pop(run, None)
-        for follower in ended:
-            follower.close()
+        for entry in ended:
+            entry.close()

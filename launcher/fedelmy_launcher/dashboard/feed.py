@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Final
 
-from fedelmy_launcher.dashboard.board import Board
+from fedelmy_launcher.dashboard.board import Board, Watched
 from fedelmy_launcher.dashboard.follower import Follower
 from fedelmy_launcher.dashboard.view import run_view
 from fedelmy_node.domain.names import RunId
@@ -31,8 +31,8 @@ class Feed:
         """`run`: None shows the newest there is, once there is one."""
         self._board = board
         self._run = run
-        self._follower: Follower | None = None
-        self._list = self._state = -1
+        self._watched: Watched | None = None
+        self._list = self._state = self._painting = -1
         self._line = 0
         self._breath_seconds = _BREATH_SECONDS
 
@@ -40,7 +40,7 @@ class Feed:
         with ExitStack() as stack:
             yield "hello", {"run": self._run}
             while not self._board.is_closed:
-                if self._follower is None:
+                if self._watched is None:
                     self._choose(stack)
                 news = list(self._news())
                 yield from news or [("", None)]
@@ -52,24 +52,31 @@ class Feed:
     def _choose(self, stack: ExitStack) -> None:
         run = self._run or self._board.newest()
         if run is not None:
-            self._follower = stack.enter_context(self._board.looking(RunId(run)))
+            self._watched = stack.enter_context(self._board.looking(RunId(run)))
 
     def _is_new(self) -> bool:
-        follower = self._follower
-        return (
-            self._board.is_closed
-            or self._board.version != self._list
-            or (follower is not None and follower.version != self._state)
-        )
+        if self._board.is_closed or self._board.version != self._list:
+            return True
+        watched = self._watched
+        if watched is None:
+            return False
+        return watched.follower.version != self._state or watched.painter.version != self._painting
 
     def _news(self) -> Iterator[tuple[str, Any]]:
         version = self._board.version
         if version != self._list:
             self._list = version
             yield "runs", self._board.list
-        follower = self._follower
-        if follower is None or follower.version == self._state:
+        watched = self._watched
+        if watched is None:
             return
+        if watched.follower.version != self._state:
+            yield from self._states(watched.follower)
+        if watched.painter.version != self._painting:
+            self._painting = watched.painter.version
+            yield "sections", [painted.encoded() for painted in watched.painter.sections.values()]
+
+    def _states(self, follower: Follower) -> Iterator[tuple[str, Any]]:
         began = time.monotonic()
         with follower.lock:
             self._state = follower.version

@@ -146,8 +146,16 @@ class Follower:
         self._told()
 
     def _lives_again(self, site: SiteName) -> bool:
+        """Whether a run that had ended at a site goes on there; the list may be older than the end, so it is asked."""
         state = self._alive.get(site)
-        return state is not None and not state.is_final
+        if state is None or state.is_final:
+            return False
+        self._forget(site)
+        reports = self._ask(site)
+        return site in reports and not reports[site].state.is_final
+
+    def _forget(self, site: SiteName) -> None:
+        self._alive = {other: state for other, state in self._alive.items() if other != site}
 
     def _take(self, news: News) -> list[SiteName]:
         """Fold it; the sites that became known by it."""
@@ -169,10 +177,11 @@ class Follower:
                     self._note(news.site, "warning", f"does not answer ({news.error.code}); still trying")
                 self.silent[news.site] = news.error
                 self._lost_at[news.site] = time.monotonic()
-                self._alive = {site: state for site, state in self._alive.items() if site != news.site}
+                self._forget(news.site)
                 self.history.take({}, {news.site: news.error})
         else:
             self._ended.add(news.site)
+            self._forget(news.site)
             if news.error is None:
                 self.silent.pop(news.site, None)
                 self._ask(news.site)
@@ -202,11 +211,12 @@ class Follower:
             self._take_reports(reports, refusals)
         return found
 
-    def _ask(self, site: SiteName) -> None:
+    def _ask(self, site: SiteName) -> Mapping[SiteName, RunReport]:
         """Whose work a site has, and which ways were closed, is in its report alone."""
         reports, _ = self.sites.reports(self.run, [site])
         with self.lock:
             self._take_reports(reports, [])
+        return reports
 
     def _take_reports(self, reports: Mapping[SiteName, RunReport], refusals: list[Refusal]) -> None:
         assert self.history is not None

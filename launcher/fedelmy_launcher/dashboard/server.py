@@ -109,12 +109,33 @@ class _Handler(BaseHTTPRequestHandler):
         token, slash, what = rest.partition("/")
         if not slash or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             return self._refuse(HTTPStatus.NOT_FOUND, "Open the address that `fedelmy-launch dashboard` printed.")
+        kind, _, which = what.partition("/")
         if what in _PAGES:
-            name, kind = _PAGES[what]
-            return self._send(files(__package__).joinpath("page", name).read_bytes(), kind)
-        if what == "events":
-            return self._stream(parse_qs(address.query).get("run", [""])[0])
-        return self._refuse(HTTPStatus.NOT_FOUND, "There is nothing here.")
+            name, form = _PAGES[what]
+            self._send(files(__package__).joinpath("page", name).read_bytes(), form)
+        elif what == "report.css":
+            from fedelmy_launcher.report.page import style
+
+            self._send(style().encode(), "text/css; charset=utf-8")
+        elif what == "events":
+            self._stream(parse_qs(address.query).get("run", [""])[0])
+        elif kind in ("section", "report"):
+            self._drawn(kind, *which.partition("/")[::2])
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "There is nothing here.")
+
+    def _drawn(self, kind: str, run: str, name: str) -> None:
+        """A section of a run that somebody looks at, or all of its report as it stands."""
+        watched = self.server.board.watched(RunId(run))
+        if kind == "section" and watched is not None and name in watched.painter.sections:
+            return self._send(watched.painter.sections[name].html.encode(), "text/html; charset=utf-8")
+        if kind == "report" and not name and watched is not None and watched.follower.history is not None:
+            from fedelmy_launcher.report.page import page
+
+            with watched.follower.lock:
+                history = watched.follower.history.encoded()
+            return self._send(page(history).encode(), "text/html; charset=utf-8")
+        return self._refuse(HTTPStatus.NOT_FOUND, "Nobody looks at this run, or there is nothing to show yet.")
 
     def _stream(self, name: str) -> None:
         run: RunId | None = None

@@ -183,7 +183,7 @@ class Card {
 // ---- the page ---------------------------------------------------------------------------------------------------
 
 const LINES = 1000;
-const page = { run: null, chosen: "", cards: new Map(), view: null, words: new Map(), figures: new Map(), skew: 0, runs: [] };
+const page = { run: null, chosen: "", cards: new Map(), view: null, words: new Map(), parts: new Map(), skew: 0, runs: [] };
 const chain = new Chain(byId("chain"), wordsOf);
 
 const caption = (link) => {
@@ -265,7 +265,7 @@ const fresh = (run) => {
   page.run = run;
   page.cards.clear();
   page.words.clear();
-  page.figures.clear();
+  page.parts.clear();
   page.order = page.result = "";
   chain.clear();
   byId("cards").replaceChildren();
@@ -317,35 +317,49 @@ const showLines = (lines) => {
   if (follows) box.scrollTop = box.scrollHeight;
 };
 
-/** A new picture is loaded before it takes the old one's place: nothing flickers, nothing moves. */
-const showFigures = async (figures) => {
-  for (const { name, title, wide, version } of figures) {
-    let figure = page.figures.get(name);
-    if (!figure) {
-      const image = made("img", { alt: title });
-      figure = { image, version: 0, element: made("figure", { class: `figure${wide ? " wide" : ""}`, "data-figure": name }, made("figcaption", {}, title), made("div", { class: "plot" }, image)) };
-      page.figures.set(name, figure);
-    }
-    if (figure.version === version) continue;
-    figure.version = version;
-    const next = new Image();
-    next.src = `figure/${encodeURIComponent(page.run)}/${encodeURIComponent(name)}.svg?v=${version}`;
-    const place = () => {
-      if (figure.version !== version) return;
-      figure.image.src = next.src;
-      if (!figure.element.isConnected) order();
-    };
-    next.decode().then(place, () => { figure.version = 0; });
+// The report's own sections, in a tree of their own: its style sheet and ours do not meet.
+const FIT = ".report { padding: 0; max-width: none; background: none; } .report > figure { margin-left: 0; margin-right: 0; }"
+  + " .report > :first-child { margin-top: 0; } .report > :last-child { margin-bottom: 0; }"
+  + " @media (prefers-color-scheme: dark) { .report { filter: invert(.93) hue-rotate(180deg); } }";
+
+class Part {
+  constructor(name, title) {
+    this.version = 0;
+    const host = made("div", { class: "drawn" }), root = host.attachShadow({ mode: "open" });
+    this.body = made("div", { class: "report" });
+    root.append(made("link", { rel: "stylesheet", href: "report.css" }), made("style", {}, FIT), this.body);
+    this.element = made("article", { class: "figure", "data-section": name }, made("h3", {}, title), host);
   }
-  const names = figures.map((one) => one.name);
-  const order = () => {
-    const ready = names.map((name) => page.figures.get(name)).filter((figure) => figure && figure.image.getAttribute("src"));
-    ready.forEach((figure, index) => {
-      const at = byId("figures").children[index];
-      if (at !== figure.element) byId("figures").insertBefore(figure.element, at || null);
-    });
-    show(byId("figures-section"), ready.length > 0);
-  };
+
+  /** In one go, from what is here already: nothing flickers, and what was unfolded or scrolled stays so. */
+  put(html) {
+    const next = new DOMParser().parseFromString(html, "text/html").body;
+    const kept = (query, key) => [...this.body.querySelectorAll(query)].map((element) => element[key]);
+    const unfolded = kept("details", "open"), scrolled = kept(".scroll", "scrollLeft");
+    this.body.replaceChildren(...next.childNodes);
+    this.body.querySelectorAll("details").forEach((element, index) => { element.open = unfolded[index] || false; });
+    this.body.querySelectorAll(".scroll").forEach((element, index) => { element.scrollLeft = scrolled[index] || 0; });
+  }
+}
+
+const showSections = async (sections) => {
+  const run = page.run;
+  byId("report-link").href = `report/${encodeURIComponent(run)}`;
+  for (const { name, title, version } of sections) {
+    const part = page.parts.get(name) || new Part(name, title);
+    page.parts.set(name, part);
+    if (part.version === version) continue;
+    const answer = await fetch(`section/${encodeURIComponent(run)}/${encodeURIComponent(name)}`).catch(() => null);
+    if (run !== page.run) return;
+    if (!answer || !answer.ok) continue;
+    part.put(await answer.text());
+    part.version = version;
+  }
+  sections.forEach(({ name }, index) => {
+    const part = page.parts.get(name), at = byId("figures").children[index];
+    if (at !== part.element) byId("figures").insertBefore(part.element, at || null);
+  });
+  show(byId("figures-section"), sections.length > 0);
 };
 
 /** As many columns as there is room for, and rows that are equally full. */
@@ -369,7 +383,7 @@ const connect = () => {
   on("runs", showRuns);
   on("run", showRun);
   on("log", showLines);
-  on("figures", showFigures);
+  on("sections", showSections);
   mine.onerror = () => {
     if (mine !== stream) return;
     live("off", "the dashboard does not answer; trying again");
