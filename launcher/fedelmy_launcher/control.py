@@ -62,6 +62,12 @@ class Sites:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def again(self) -> Sites:
+        """The same sites with connections of their own: dropping one of these breaks nothing there."""
+        sites = Sites(None, self.identity)
+        sites.addresses, sites.absences = dict(self.addresses), self.absences
+        return sites
+
     def close(self) -> None:
         """End every connection, and with it every call that is under way."""
         with self._lock:

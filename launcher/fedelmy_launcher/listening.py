@@ -13,7 +13,7 @@ from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, site_of
 from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
 
-__all__ = ["Streams", "News", "Lost", "Ended"]
+__all__ = ["Streams", "News", "Lost", "Ended", "check_source"]
 
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 2.0
@@ -70,6 +70,13 @@ class Streams:
         """What happened next, anywhere; waits for it."""
         return self._news.get()
 
+    def within(self, seconds: float) -> News | None:
+        """The same for whoever has other things to look at: waits no longer than this."""
+        try:
+            return self._news.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
     def _listen(self, site: SiteName, after: int) -> None:
         """One site's events: nothing is missed and nothing told twice."""
         ended, is_final, misunderstood = Ended(site), False, 0
@@ -77,7 +84,7 @@ class Streams:
             while not self._stopped.is_set():
                 try:
                     for event in self._sites.client(site).watch(self._run, after):
-                        _check_source(event, site, self._run, after)
+                        check_source(event, site, self._run, after)
                         after, misunderstood = event.seq, 0
                         if event.kind == EventKind.RUN:
                             is_final = RunState(event.data["state"]).is_final
@@ -104,7 +111,7 @@ class Streams:
             self._news.put(ended)
 
 
-def _check_source(event: Event, site: SiteName, run: RunId, after: int) -> None:
+def check_source(event: Event, site: SiteName, run: RunId, after: int) -> None:
     """A site tells what happens at that site in this run, in order, and nothing else."""
     own_step = event.step is None or site_of(event.step) == site
     if (event.site, event.run) != (site, run) or not own_step or event.seq <= after:

@@ -20,6 +20,8 @@ group = LazyGroup(
       fedelmy-launch check federation.toml      would it work?
       fedelmy-launch run federation.toml        train
       fedelmy-launch status federation.toml     how is it doing?
+      fedelmy-launch dashboard federation.toml  the same in the browser
+      fedelmy-launch report federation.toml     what became of it, on one page
     """,
     commands={
         "demo": ("fedelmy_launcher.cli.demo:demo", "Four real sites on this machine train one model."),
@@ -27,6 +29,8 @@ group = LazyGroup(
         "discover": ("fedelmy_launcher.cli.discover:discover", "Find the chain that the sites form by their --peer."),
         "run": ("fedelmy_launcher.cli.run:run_command", "Start a run and follow it; Ctrl-C detaches."),
         "status": ("fedelmy_launcher.cli.status:status", "Show how a run is doing at every site."),
+        "dashboard": ("fedelmy_launcher.cli.dashboard:dashboard", "Runs in the browser, live, on this machine only."),
+        "report": ("fedelmy_launcher.cli.report:report", "Write a run onto one page, with its JSON beside it."),
         "cancel": ("fedelmy_launcher.cli.cancel:cancel", "End a run at every site."),
         "simulate": ("fedelmy_launcher.cli.simulate:simulate", "The same run in one process, for the same bytes."),
         "partition": ("fedelmy_launcher.cli.partition:partition", "Split a dataset into sites, for experiments."),

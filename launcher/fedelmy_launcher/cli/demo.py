@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +46,7 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
     from fedelmy_launcher.demo import Daemons, DemoFederation, prepare_directory
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.following import follow_run
+    from fedelmy_launcher.gathering import gather_history
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_launcher.progress import RunProgress
     from fedelmy_launcher.screen import open_screen
@@ -74,11 +74,13 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
         ):
             start_run(sites, plan.run, prepare_run(sites, plan))
             follow_run(sites, progress, screen)
+            history, _, _ = gather_history(sites, plan.run)
         say("4/4  for comparison, every site on its own (in simulation, same settings, same test data)")
         model = directory / "sites" / federation.sites[-1].name / "model.safetensors"
         with _exporting(federation.sites[-1], model):
             alone = _alone(described, directory.absolute() / "alone")
-    return _conclude(progress.result(), alone, directory / "report.json", model, as_json=as_json)
+    files = {"model": str(model), "report": str(directory / "report.json"), "page": str(directory / "report.html")}
+    return _conclude(progress.result(), history.encoded(), alone, files, as_json=as_json)
 
 
 @contextmanager
@@ -113,20 +115,23 @@ def _alone(federation: Federation, directory: Path) -> dict[str, float]:
     return accuracies
 
 
-def _conclude(result: dict[str, Any], alone: dict[str, float], report: Path, model: Path, *, as_json: bool) -> int:
+def _conclude(
+    result: dict[str, Any], history: dict[str, Any], alone: dict[str, float], files: dict[str, str], *, as_json: bool
+) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from fedelmy_launcher.report.page import write_report
     from fedelmy_node.domain.narration import bytes_text, percent
 
     best = max(alone, key=lambda site: alone[site])
     hops = len(result["sites"]) - 1
-    result |= {
+    extra = {
         "alone": alone, "best_alone": {"site": best, "accuracy": alone[best]},
-        "paper_bytes": hops * result["bundle_bytes"],
-        "model": str(model), "report": str(report),
+        "paper_bytes": hops * result["bundle_bytes"], **files,
     }  # fmt: skip
-    report.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    result |= extra
+    write_report(history | extra, Path(files["page"]), Path(files["report"]))
     if as_json:
         emit_json(result)
         return 0
@@ -149,6 +154,6 @@ def _conclude(result: dict[str, Any], alone: dict[str, float], report: Path, mod
     click.echo(f"bytes sent  {result['bytes_sent']} between sites; the paper's (N-1)*M is"
                f" {hops} * {result['bundle_bytes']} = {hops * result['bundle_bytes']}")  # fmt: skip
     click.echo(f"time        {result['seconds']:.1f} s for the run")
-    click.echo(f"model       {model}")
-    click.echo(f"report      {report}")
+    click.echo(f"model       {files['model']}")
+    click.echo(f"report      {files['page']}, and for machines {files['report']}")
     return 0

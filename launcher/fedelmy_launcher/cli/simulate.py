@@ -33,11 +33,17 @@ __all__ = ["simulate"]
 )
 @click.option("--indices", multiple=True, metavar="SITE=FILE", help="The subset that is a site's. Repeatable.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep the bundles in this directory.")
+@click.option(
+    "--report",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the run onto this page, as `fedelmy-launch report` does.",
+)
 @run_option("Name of the run; it does not change the result.")
 @json_option
 def simulate(
-    federation: Path, data: tuple[str, ...], indices: tuple[str, ...], out: Path | None, run_name: str | None,
-    as_json: bool,
+    federation: Path, data: tuple[str, ...], indices: tuple[str, ...], out: Path | None, page: Path | None,
+    run_name: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Execute FEDERATION in this process, with the training code of the nodes, for the same bundle bytes.
 
@@ -45,13 +51,16 @@ def simulate(
     Examples:
       fedelmy-launch simulate federation.toml
       fedelmy-launch simulate federation.toml --data digits --indices north=parts/north.json
+      fedelmy-launch simulate federation.toml --report simulated.html
     """
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.following import show_result
+    from fedelmy_launcher.history import RunHistory
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_launcher.progress import RunProgress
     from fedelmy_launcher.screen import open_screen
     from fedelmy_launcher.simulate import Simulation, data_of
+    from fedelmy_node.config.decode import encode
     from fedelmy_node.domain.events import Event
     from fedelmy_node.domain.names import run_id
 
@@ -59,15 +68,21 @@ def simulate(
     specs = data_of(described)
     plan = compile_plan(described, new_run_id(described) if run_name is None else run_id(run_name))
     progress = RunProgress(plan)
+    history = RunHistory(plan, encode(plan.recipe))
     with ExitStack() as stack:
         directory = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedelmy-")))
         screen = stack.enter_context(open_screen(progress, as_json=as_json))
 
         def tell(event: Event) -> None:
             progress.add(event)
+            history.add(event)
             screen.event(event)
 
         Simulation(plan, specs, directory.absolute(), tell).run()
+    if page is not None:
+        from fedelmy_launcher.report.page import write_report
+
+        write_report(history.encoded(), page, page.with_suffix(".json"))
     return show_result(progress, as_json=as_json)
 
 

@@ -1,0 +1,97 @@
+"""A run's history as its sites have it now: found by asking, read up to this moment, whoever does not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from fedelmy_launcher.control import Refusal, Sites, refused
+from fedelmy_launcher.discovery import discover, reported_run
+from fedelmy_launcher.history import RunHistory
+from fedelmy_launcher.listening import check_source
+from fedelmy_node.domain.events import Event
+from fedelmy_node.domain.names import RunId, SiteName
+from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.errors import FedelmyError, PeerError
+from fedelmy_node.rpc.clients import OperatorClient
+
+__all__ = ["gather_history"]
+
+_STALL_SECONDS: Final = 30.0
+"""A site that says nothing for so long, though it has more to tell, is not waited for."""
+
+
+def gather_history(sites: Sites, run: RunId) -> tuple[RunHistory, dict[SiteName, RunReport], list[Refusal]]:
+    """The fold over what every site tells, its reports, and who did not answer; raises if nobody knows the run."""
+    found, refusals = discover(sites, run)
+    if not found:
+        raise refused(refusals)
+    history = RunHistory(reported_run(run, found))
+    # Asked again over connections that stand: so the answers' clocks can be compared with ours.
+    before = time.time()
+    reports, lost = sites.reports(run, list(found))
+    asked_at = (before + time.time()) / 2
+    told: dict[SiteName, list[Event]] = {site: [] for site in reports}
+    _, broken = sites.ask(lambda site, client: _read(sites, client, reports[site], told[site]), list(reports))
+    for events in told.values():
+        for event in events:
+            history.add(event)
+    missing = [*refusals, *lost, *broken]
+    history.extend(reported_run(run, reports, history.progress.steps))
+    history.take(reports, {refusal.site: refusal.error for refusal in missing}, asked_at=asked_at)
+    return history, reports, missing
+
+
+def _read(sites: Sites, client: OperatorClient, report: RunReport, told: list[Event]) -> None:
+    """A site's events up to its report: a run that goes on has no last one."""
+    if not report.last_event:
+        return
+    watchdog = _Watchdog(lambda: sites.drop(report.site))
+    after = 0
+    try:
+        for event in client.watch(report.run, 0):
+            watchdog.pat()
+            check_source(event, report.site, report.run, after)
+            after = event.seq
+            told.append(event)
+            if after >= report.last_event:
+                return
+    except FedelmyError as error:
+        if watchdog.bit:
+            message = f"{report.site} told nothing for {_STALL_SECONDS:g} s; its later events are missing"
+            raise PeerError("E-PEER-UNREACHABLE", message) from error
+        raise
+    finally:
+        watchdog.stop()
+
+
+class _Watchdog:
+    """Calls `bite` once when it has not been patted for a while."""
+
+    def __init__(self, bite: Callable[[], object]) -> None:
+        self._bite = bite
+        self._patted = time.monotonic()
+        self.bit = False
+        self._timer = self._wind(_STALL_SECONDS)
+
+    def _wind(self, seconds: float) -> threading.Timer:
+        timer = threading.Timer(seconds, self._look)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _look(self) -> None:
+        left = self._patted + _STALL_SECONDS - time.monotonic()
+        if left > 0:
+            self._timer = self._wind(left)
+        else:
+            self.bit = True
+            self._bite()
+
+    def pat(self) -> None:
+        self._patted = time.monotonic()
+
+    def stop(self) -> None:
+        self._timer.cancel()
