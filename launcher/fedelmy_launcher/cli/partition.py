@@ -9,12 +9,13 @@ import click
 
 from fedelmy_launcher.cli.options import json_option
 from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.cli.options import data_kinds
 
 __all__ = ["partition"]
 
 
 @click.command()
-@click.argument("source", metavar="KIND[:PATH]")
+@click.argument("source", metavar="KIND[:PATH]", shell_complete=data_kinds)
 @click.option("--site", "sites", multiple=True, required=True, metavar="NAME", help="A site; repeat for each.")
 @click.option("--method", type=click.Choice(["iid", "dirichlet"]), default="dirichlet", show_default=True)
 @click.option("--alpha", type=float, help="Skew of dirichlet: the smaller, the more uneven.  [default: 0.5]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedelmy_node.config.consent import Consent
-from fedelmy_node.domain.events import StepState
+from fedelmy_node.domain.events import AHEAD, StepState
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import Absent, EdgeReport, RunReport, StepReport
 from fedelmy_node.domain.transfer import Origin
@@ -50,12 +50,15 @@ def report_of(record: RunRecord, last_event: int, absent: tuple[Absent, ...]) ->
     )  # fmt: skip
 
 
-def with_asking(report: RunReport, record: RunRecord, consent: Consent) -> RunReport:
-    """The same for the administrator: also who asks for what, and the digest by which it is approved."""
+def with_asking(report: RunReport, record: RunRecord, consent: Consent, expires_at: float) -> RunReport:
+    """The same for the administrator: also who asks for what, the digest by which it is approved, and until when."""
     from fedelmy_node.daemon.asking import asked  # only when a person looks
 
     sentences = asked(record.prepared, consent)
-    return replace(report, operator=record.prepared.operator, plan_sha256=record.prepared.sha256, asked=sentences)
+    return replace(
+        report, operator=record.prepared.operator, plan_sha256=record.prepared.sha256, asked=sentences,
+        expires_at=expires_at if record.state in AHEAD else 0.0,
+    )  # fmt: skip
 
 
 def _origin(record: RunRecord) -> Origin:

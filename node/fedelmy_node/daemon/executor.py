@@ -69,6 +69,7 @@ class Executor:
         self._record = record
         self._loop = Loop(self._seconds_to_alarm, self._ring, home.faulted)
         self._steps = Steps(journal, workspace, self._loop.post, self._advance, self._fail_run)
+        self.trainers: Final = self._steps.device.trainers
         self._outbox = Outbox(journal, peers, self._loop.post, self._advance, self._refused, record)
         self._lookout = Lookout(peers, self._loop.post, self._heard, self._presence_changed)
         self._absences = Absences(journal, self._lookout)

@@ -64,6 +64,7 @@ RULES: Mapping[str, Rule] = {
     "/fedelmy.v1.Transfer/Begin": Rule(roles=("site",), budget="transfers"),
     "/fedelmy.v1.Transfer/Send": Rule(roles=("site",), budget="transfers"),
     "/grpc.health.v1.Health/Check": Rule(roles=("site", "operator"), budget="control"),
+    "/grpc.health.v1.Health/Watch": Rule(roles=("site", "operator"), budget="probes"),
 }
 """Who may call what, and which budget a call uses; what is not here is refused."""
 

@@ -133,7 +133,7 @@ class ReportRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin", "operator", "plan_sha256", "asked", "plan_id")
+    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin", "operator", "plan_sha256", "asked", "plan_id", "expires_at")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class ReportReply(_message.Message):
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     run: str
     site: str
     state: str
@@ -170,7 +171,8 @@ class ReportReply(_message.Message):
     plan_sha256: str
     asked: _containers.RepeatedScalarFieldContainer[str]
     plan_id: str
-    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., operator: _Optional[str] = ..., plan_sha256: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ...) -> None: ...
+    expires_at: float
+    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., operator: _Optional[str] = ..., plan_sha256: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class Neighbour(_message.Message):
     __slots__ = ("site", "address")
