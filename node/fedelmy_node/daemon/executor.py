@@ -69,7 +69,6 @@ class Executor:
         self._record = record
         self._loop = Loop(self._seconds_to_alarm, self._ring, home.faulted)
         self._steps = Steps(journal, workspace, self._loop.post, self._advance, self._fail_run)
-        self.trainers: Final = self._steps.device.trainers
         self._outbox = Outbox(journal, peers, self._loop.post, self._advance, self._refused, record)
         self._lookout = Lookout(peers, self._loop.post, self._heard, self._presence_changed)
         self._absences = Absences(journal, self._lookout)
@@ -98,6 +97,10 @@ class Executor:
         return self._loop.ask(
             lambda: (device.active.label if device.active else "", tuple(each.label for each in device.waiting))
         )
+
+    def trainers(self) -> dict[str, int]:
+        """Trainer processes, by what they do; a look in passing."""
+        return self._steps.device.trainers()
 
     def absent(self, run: RunId) -> tuple[Absent, ...]:
         """The neighbours that a run waits for and that cannot be reached."""

@@ -24,7 +24,7 @@ from fedelmy_node.domain.events import Event
 from fedelmy_node.domain.names import Address, RunId, SiteName
 from fedelmy_node.store.journal import Journal
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "make_registry"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,40 +34,44 @@ class Metrics:
 
     def __init__(self, listen: Address) -> None:
         self._registry: CollectorRegistry | None = None
-        self._door = Door(listen, self.render)
+        self._door = Door(listen, self._render)
         self.address = self._door.address
 
     def open(self, site: SiteName, journal: Journal, sources: Sources) -> None:
-        disable_created_metrics()  # when each counter was made: as many series again, which nobody asks for
-        registry = _SiteRegistry(site)
-        Info("fedelmy_build", "What runs here.", registry=registry).info({"version": __version__, "contract": CONTRACT})
-        ProcessCollector(registry=registry)
-        counting, under_way = Counting(registry), UnderWay()
-        registry.register(under_way)
-        registry.register(Present(sources))
-        # Runs that were under way before a restart have their last values; what is counted begins anew.
-        for run in journal.runs():
-            if not run.state.is_final:
-                _take_all(under_way, journal, run.run)
-
-        def take(event: Event) -> None:
-            counting.take(event)
-            under_way.take(event)
-
-        journal.telling.subscribe(take)
-        self._registry = registry
+        self._registry = make_registry(site, journal, sources)
         self._door.open()
         logger.info("metrics on http://%s/metrics", self.address)
         if not _is_loopback(self.address):
             logger.warning("metrics have no TLS: anybody who reaches %s reads them", self.address)
 
-    def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+    def close(self) -> None:
+        self._door.close()
+
+    def _render(self) -> bytes:
         assert self._registry is not None, "nobody is answered before `open`"
         return generate_latest(self._registry)
 
-    def close(self) -> None:
-        self._door.close()
+
+def make_registry(site: SiteName, journal: Journal, sources: Sources) -> CollectorRegistry:
+    """Everything that is measured, from now on."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # as many series again, which nobody asks for
+    registry = _SiteRegistry(site)
+    Info("fedelmy_build", "What runs here.", registry=registry).info({"version": __version__, "contract": CONTRACT})
+    ProcessCollector(registry=registry)
+    counting, under_way = Counting(registry), UnderWay()
+    registry.register(under_way)
+    registry.register(Present(sources))
+    # Runs that were under way before a restart have their last values; what is counted begins anew.
+    for run in journal.runs():
+        if not run.state.is_final:
+            _take_all(under_way, journal, run.run)
+
+    def take(event: Event) -> None:
+        counting.take(event)
+        under_way.take(event)
+
+    journal.telling.subscribe(take)
+    return registry
 
 
 class _SiteRegistry(CollectorRegistry):
