@@ -25,6 +25,7 @@ group = LazyGroup(
         "model": ("fedelmy_node.cli.model:model", "Export, evaluate and use the result of a run."),
         "audit": ("fedelmy_node.cli.audit:audit", "Verify and read the log of who asked for what."),
         "health": ("fedelmy_node.cli.health:health", "Ask the daemon whether it is well; exit code 0 if it is."),
+        "completion": ("fedelmy_node.cli.completion:completion", "Print a script for completion in bash, zsh or fish."),
     },
 )
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from fedelmy_node.config.site import default_state
 
-__all__ = ["state_option", "json_option", "state_flag"]
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+__all__ = ["state_option", "json_option", "state_flag", "state_of", "run_names", "data_kinds", "devices"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +29,32 @@ def state_option(function: F) -> F:
         show_envvar=True,
         help="The site's state directory.",
     )(function)
+
+
+def state_of() -> Path:
+    """The state directory that a command without --state uses."""
+    return Path(os.environ["FEDELMY_STATE"]) if os.environ.get("FEDELMY_STATE") else default_state()
+
+
+def run_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For `shell_complete`: the runs of this node; loaded only when somebody completes."""
+    from fedelmy_node.cli.completion import complete_runs
+
+    return complete_runs(ctx, parameter, incomplete)
+
+
+def data_kinds(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For `shell_complete`: the kinds of data."""
+    from fedelmy_node.cli.completion import complete_data
+
+    return complete_data(ctx, parameter, incomplete)
+
+
+def devices(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For `shell_complete`: what can be trained on."""
+    from fedelmy_node.cli.completion import complete_device
+
+    return complete_device(ctx, parameter, incomplete)
 
 
 def json_option(function: F) -> F:

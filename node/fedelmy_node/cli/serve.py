@@ -11,8 +11,8 @@ from types import FrameType
 
 import click
 
-from fedelmy_node.cli.frame import configure_logging
-from fedelmy_node.cli.options import state_option
+from fedelmy_node.cli.frame import configure_logging, held_back
+from fedelmy_node.cli.options import data_kinds, devices, state_option
 from fedelmy_node.errors import FedelmyError, InternalError
 
 __all__ = ["serve"]
@@ -33,6 +33,7 @@ _OPEN_FILES = 65_536
 @click.option(
     "--data",
     metavar="KIND[:PATH]",
+    shell_complete=data_kinds,
     envvar="FEDELMY_DATA",
     show_envvar=True,
     help="This site's data, such as imagefolder:/data/xray or digits.",
@@ -54,9 +55,17 @@ _OPEN_FILES = 65_536
 @click.option(
     "--device",
     metavar="auto|cpu|cuda[:N]",
+    shell_complete=devices,
     envvar="FEDELMY_DEVICE",
     show_envvar=True,
     help="What to train on.  [default: auto]",
+)
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    envvar="FEDELMY_METRICS",
+    show_envvar=True,
+    help="Serve Prometheus metrics here, without TLS; without HOST: on 127.0.0.1 alone.  [default: off]",
 )
 @state_option
 @click.option(
@@ -79,7 +88,8 @@ _OPEN_FILES = 65_536
 )
 def serve(
     peers: tuple[str, ...], data: str | None, indices: Path | None, listen: str | None, device: str | None,
-    state: Path, config: Path | None, keep_pool: bool | None, insecure: bool, site: str | None, log_format: str,
+    metrics: str | None, state: Path, config: Path | None, keep_pool: bool | None, insecure: bool, site: str | None,
+    log_format: str,
 ) -> None:  # fmt: skip
     """Run the node of this site until it is stopped.
 
@@ -90,6 +100,7 @@ def serve(
     Examples:
       fedelmy-node serve --peer south.example:50051
       fedelmy-node serve --peer south=10.0.0.7:50051 --data imagefolder:/data/xray --device cuda:0
+      fedelmy-node serve --metrics 9465 --log-format json
     """
     from fedelmy_node.config.site import Given, load_site_config
     from fedelmy_node.daemon.node import Node
@@ -101,10 +112,11 @@ def serve(
     configure_logging(log_format, {})
     given = Given(
         state=state, config=config, site=site, listen=listen, peers=peers, data=data, indices=indices,
-        device=device, keep_pool=keep_pool, insecure=insecure,
+        device=device, keep_pool=keep_pool, metrics=metrics, insecure=insecure,
     )  # fmt: skip
-    node = Node(load_site_config(given))
-    configure_logging(log_format, {"site": node.site})
+    with held_back():  # until the certificate has said who this site is
+        node = Node(load_site_config(given))
+        configure_logging(log_format, {"site": node.site})
     logging.getLogger().addHandler(DetailsHandler(Layout(state).details))
     threading.excepthook = _log_fault
     if insecure:

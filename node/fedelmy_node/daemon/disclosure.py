@@ -96,7 +96,7 @@ class Disclosed:
         except _TELLING as error:
             if self._usual:
                 raise
-            logger.warning("a plan was refused: %s", error)  # the operator is told the code alone
+            logger.warning("a plan was refused: %s", error, extra={"run": error.about})  # operators hear the code alone
             raise self._error(error) from error
 
     def _may(self, key: str) -> bool:

@@ -83,9 +83,9 @@ class Peers:
             # Where the plan says the same, the name is checked when the connection is made.
             if any(n.site == site and n.address == peer.address for n in plan.neighbours):
                 return peer.address
-        return next((peer.address for peer in unnamed if self._name_of(peer) == site), None)
+        return next((peer.address for peer in unnamed if self._name_of(plan, peer) == site), None)
 
-    def _name_of(self, peer: PeerAddress) -> SiteName | None:
+    def _name_of(self, plan: Slice, peer: PeerAddress) -> SiteName | None:
         if self._identity is None:
             return None
         from fedelmy_node.rpc.dial import probe
@@ -93,7 +93,7 @@ class Peers:
         try:
             seen = probe(peer.address, self._identity(), expect_role="site")
         except FedelmyError as error:
-            logger.warning("cannot tell who is at --peer %s: %s", peer, error)
+            logger.warning("cannot tell who is at --peer %s: %s", peer, error, extra={"run": plan.run})
             return None
         with self._lock:
             self._found[peer] = seen.subject.name

@@ -112,7 +112,7 @@ class Preparation:
             device=self._config.device,
         )  # fmt: skip
         scratch = self._layout.scratch(plan.run)
-        self._looking = OneJob(job, scratch)
+        self._looking = OneJob(job, scratch, {"run": plan.run})
         try:
             if self._closed:
                 raise InternalError("E-INTERNAL", "the node is shutting down")

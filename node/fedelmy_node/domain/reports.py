@@ -14,7 +14,7 @@ from fedelmy_node.domain.transfer import Origin
 
 __all__ = [
     "Signed", "PrepareAnswer", "RunSummary", "NodeDescription", "StepReport", "EdgeReport", "Absent",
-    "NeighbourState", "RunReport", "PrunedRun", "Health", "ResultModel",
+    "NeighbourState", "RunReport", "PrunedRun", "ServiceHealth", "Health", "ResultModel",
 ]  # fmt: skip
 
 
@@ -176,6 +176,8 @@ class RunReport:
     """Of the software there."""
     clock: float = 0.0
     """The site's time when it reported, in seconds since the epoch."""
+    expires_at: float = 0.0
+    """When a run that nobody approves or starts expires, in seconds since the epoch; 0: it does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +188,17 @@ class PrunedRun:
     state: RunState
     size: int
     """Of its files, in bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceHealth:
+    """Whether one service of a node works."""
+
+    name: str
+    """As gRPC health names it; empty: the node, with all its services."""
+    serving: bool
+    reason: str = ""
+    """Why it does not work."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +217,13 @@ class Health:
     """What does not stop it, but should be seen to."""
     certificate_expires: float = 0.0
     """In seconds since the epoch; 0: it has no certificate."""
+    services: tuple[ServiceHealth, ...] = ()
+    free_bytes: int = 0
+    """On the disk of the state directory."""
+    total_bytes: int = 0
+    version: str = ""
+    metrics: str = ""
+    """Where the metrics are; empty: nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -159,9 +159,9 @@ class AdminClient:
         with map_errors("the daemon", local=True):
             return convert.health_from_pb(self._stub.Health(admin_pb2.HealthRequest(), timeout=_ANSWER_SECONDS))
 
-    def runs(self) -> tuple[RunSummary, ...]:
+    def runs(self, timeout_seconds: float = _ANSWER_SECONDS) -> tuple[RunSummary, ...]:
         with map_errors("the daemon", local=True):
-            return convert.summaries_from_pb(self._stub.Runs(admin_pb2.RunsRequest(), timeout=_ANSWER_SECONDS).runs)
+            return convert.summaries_from_pb(self._stub.Runs(admin_pb2.RunsRequest(), timeout=timeout_seconds).runs)
 
     def report(self, run: RunId) -> RunReport:
         with map_errors("the daemon", local=True):

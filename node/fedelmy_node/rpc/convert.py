@@ -24,6 +24,7 @@ from fedelmy_node.domain.reports import (
     ResultModel,
     RunReport,
     RunSummary,
+    ServiceHealth,
     Signed,
     StepReport,
 )
@@ -188,7 +189,7 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
         asked=report.asked,
         neighbours=[control_pb2.Neighbour(site=n.site, address=n.address) for n in report.neighbours],
         plan_id=report.plan_id, recipe=canonical_json(report.recipe), prepared=canonical_json(report.prepared),
-        version=report.version, clock=report.clock,
+        version=report.version, clock=report.clock, expires_at=report.expires_at,
     )  # fmt: skip
 
 
@@ -223,6 +224,7 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
         plan_sha256=label(message.plan_sha256), asked=tuple(map(clean, message.asked)), plan_id=label(message.plan_id),
         recipe=read_object(message.recipe or b"{}"), prepared=_prepared(message.prepared),
         version=label(message.version), clock=seconds(message.clock),
+        expires_at=seconds(message.expires_at),
     )  # fmt: skip
 
 
@@ -312,6 +314,8 @@ def health_to_pb(health: Health) -> admin_pb2.HealthReply:
         serving=health.serving, site=health.site, address=health.address, process=health.process,
         active=health.active, queue=health.queue, problems=health.problems,
         warnings=health.warnings, certificate_expires=health.certificate_expires,
+        services=[admin_pb2.ServiceHealth(name=s.name, serving=s.serving, reason=s.reason) for s in health.services],
+        free_bytes=health.free_bytes, total_bytes=health.total_bytes, version=health.version, metrics=health.metrics,
     )  # fmt: skip
 
 
@@ -321,6 +325,11 @@ def health_from_pb(message: admin_pb2.HealthReply) -> Health:
         serving=message.serving, site=site_name(message.site), address=message.address, process=message.process,
         active=message.active, queue=tuple(message.queue), problems=tuple(message.problems),
         warnings=tuple(message.warnings), certificate_expires=seconds(message.certificate_expires),
+        services=tuple(
+            ServiceHealth(name=label(s.name), serving=s.serving, reason=clean(s.reason)) for s in message.services
+        ),
+        free_bytes=count(message.free_bytes), total_bytes=count(message.total_bytes), version=label(message.version),
+        metrics=label(message.metrics),
     )  # fmt: skip
 
 

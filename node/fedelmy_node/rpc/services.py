@@ -64,6 +64,7 @@ RULES: Mapping[str, Rule] = {
     "/fedelmy.v1.Transfer/Begin": Rule(roles=("site",), budget="transfers"),
     "/fedelmy.v1.Transfer/Send": Rule(roles=("site",), budget="transfers"),
     "/grpc.health.v1.Health/Check": Rule(roles=("site", "operator"), budget="control"),
+    "/grpc.health.v1.Health/Watch": Rule(roles=("site", "operator"), budget="probes"),
 }
 """Who may call what, and which budget a call uses; what is not here is refused."""
 
@@ -137,8 +138,9 @@ class _Control(control_pb2_grpc.ControlServicer):
         concern(request.run)
         stream = self._handler.watch(asked_run(request.run), request.after)
         if context.add_callback(stream.close):
+            look = Again(lambda: recheck(context))  # a run may outlast the certificate of whoever watches it
             for event in stream:
-                recheck(context)  # a run may outlast the certificate of whoever watches it
+                look()
                 yield convert.event_to_pb(event)
 
     def Cancel(self, request: control_pb2.CancelRequest, context: Context) -> control_pb2.CancelReply:

@@ -26,7 +26,10 @@ from typing import Final
 from fedelmy_node.domain.names import EdgeId, RunId, StepId, file_stem
 from fedelmy_node.errors import StoreError
 
-__all__ = ["Layout", "StateLock"]
+__all__ = ["SPARE_BYTES", "Layout", "StateLock"]
+
+SPARE_BYTES: Final = 64 << 20
+"""Left free on the disk for the journal and for what a step itself writes: below it no bundle is taken."""
 
 _NETWORK_FILE_SYSTEMS: Final = frozenset(
     {

@@ -133,7 +133,7 @@ class ReportRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin", "operator", "plan_sha256", "asked", "plan_id", "recipe", "prepared", "version", "clock")
+    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin", "operator", "plan_sha256", "asked", "plan_id", "recipe", "prepared", "version", "clock", "expires_at")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class ReportReply(_message.Message):
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     run: str
     site: str
     state: str
@@ -178,7 +179,8 @@ class ReportReply(_message.Message):
     prepared: bytes
     version: str
     clock: float
-    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., operator: _Optional[str] = ..., plan_sha256: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ..., recipe: _Optional[bytes] = ..., prepared: _Optional[bytes] = ..., version: _Optional[str] = ..., clock: _Optional[float] = ...) -> None: ...
+    expires_at: float
+    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., operator: _Optional[str] = ..., plan_sha256: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ..., recipe: _Optional[bytes] = ..., prepared: _Optional[bytes] = ..., version: _Optional[str] = ..., clock: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class Neighbour(_message.Message):
     __slots__ = ("site", "address")
