@@ -33,6 +33,7 @@ BUDGETS: Final[Mapping[str, Budget]] = {
     "preparations": Budget(at_once=4, share=2, per_second=1, burst=20),
     "watchers": Budget(at_once=16, share=8, per_second=2, burst=50),
     "neighbours": Budget(at_once=64, share=32, per_second=5, burst=100),
+    "measurements": Budget(at_once=4, share=2, per_second=0.5, burst=60),
 }
 """One kind of call cannot starve another, and one caller cannot starve the others of its kind."""
 _GRACE_SECONDS: Final = 2.0
