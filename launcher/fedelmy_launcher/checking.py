@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedelmy_launcher.control import Refusal, Sites
 from fedelmy_node.daemon.examination.peers import Caller, examine_peer
@@ -79,7 +79,8 @@ def _ways(sites: Sites) -> dict[SiteName, tuple[Finding, ...]]:
     me = Caller(name=name, identity=sites.identity, insecure=sites.identity is None)
 
     def one(site: SiteName) -> tuple[Finding, ...]:
-        return tuple(examine_peer(PeerAddress(site, sites.addresses[site]), me))
+        found = examine_peer(PeerAddress(site, sites.addresses[site]), me)
+        return tuple(replace(finding, subject="from here") for finding in found)
 
     names = list(sites.addresses)
     pool = ThreadPoolExecutor(max_workers=min(32, max(1, len(names))), thread_name_prefix="way")

@@ -122,13 +122,13 @@ def _show_findings(findings: Sequence[Finding], error: FedelmyError | None, show
     """What is wrong, or everything; the reason of a refusal was told already."""
     from fedelmy_node.cli.findings import finding_lines, summary_line
 
-    for finding in findings:
-        told = error is not None and finding.verdict == "failure" and finding.message in error.message
-        if show_all or (finding.verdict != "ok" and not told):
-            for line in finding_lines(finding, indent=19, label=f"{finding.subject}, {finding.check}:"):
-                click.echo(line)
-    if findings and not show_all:
-        click.echo(f"{'':19}{summary_line(findings)}")
+    new = [f for f in findings if error is None or f.verdict != "failure" or f.message not in error.message]
+    for finding in findings if show_all else (finding for finding in new if finding.verdict != "ok"):
+        label = f"{finding.subject}:" if finding.check in finding.subject else f"{finding.subject}, {finding.check}:"
+        for line in finding_lines(finding, indent=4, label=label):
+            click.echo(line)
+    if new and not show_all:
+        click.echo(f"    {summary_line(findings)}")
 
 
 def _show_estimate(expected: Estimate) -> None:

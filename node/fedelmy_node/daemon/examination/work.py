@@ -166,7 +166,7 @@ def _short(seconds: float) -> str:
 def duration_text(seconds: float) -> str:
     """`40 s`, `12 min`, `3.5 h`, `2.1 days`: as precise as an estimate is."""
     if seconds < 90:
-        return f"{max(seconds, 1):.0f} s"
+        return f"{seconds:.0f} s" if seconds >= 1 else "a second"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
