@@ -56,7 +56,8 @@ def check_sites(sites: Sites, plan: Plan, *, quick: bool, doing: Callable[[str],
     answers, refusals = sites.prepare(plan, check_only=True, examine=not quick, sites=list(checked.nodes))
     for site, answer in answers.items():
         told = tuple(finding for finding in answer.findings if finding.subject != "plan")
-        checked.findings[site] = checked.findings.get(site, ()) + told
+        if told:
+            checked.findings[site] = checked.findings.get(site, ()) + told
         if answer.state is None:
             refusals.append(_refusal(site, answer))
         else:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import papers
 import scene
+from click import unstyle
 from google.protobuf.message import DecodeError, Message
 from mutate import split_frames
 from place import directory
@@ -199,7 +200,7 @@ def _prepare(message: control_pb2.PrepareReply) -> None:
     _must_be_json(encode(answered))
     for finding in answered.findings:
         for line in finding_lines(finding, label=f"{finding.subject}:"):
-            _must_be_plain(line)
+            _must_be_plain(unstyle(line))
         _must_be_json(finding_json(finding))
     estimate(scene.plan(), {scene.SITE: answered.findings}, 10**6)
 

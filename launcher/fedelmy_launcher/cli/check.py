@@ -95,8 +95,12 @@ def check(
     else:
         for member in described.members:
             found = checked.findings.get(member.name, ())
-            _show_site(member.name, problems.get(member.name), reports.get(member.name), member.name in approving)
-            _show_findings(found, problems.get(member.name), show_all)
+            error = problems.get(member.name)
+            if error is not None:
+                _show_problem(member.name, error, answered=member.name in nodes)
+            else:
+                _show_ready(member.name, reports.get(member.name), member.name in approving)
+            _show_findings(found, error, show_all)
         for warning in warnings:
             click.echo(f"  warning: {warning}")
         if expected is not None:
@@ -104,18 +108,18 @@ def check(
     return refusals[0].error.exit_code if refusals else 0
 
 
-def _show_site(site: SiteName, error: FedelmyError | None, report: dict[str, Any] | None, approving: bool) -> None:
-    from fedelmy_node.errors import PeerError
+def _show_problem(site: SiteName, error: FedelmyError, *, answered: bool) -> None:
+    verdict = "refused" if answered else "no answer"
+    click.echo(f"  {site:<16} {click.style(verdict, fg='red')}  {error}\n{'':19}{error.hint}")
 
-    if error is not None:
-        verdict = "no answer" if isinstance(error, PeerError) and report is None else "refused"
-        click.echo(f"  {site:<16} {click.style(verdict, fg='red')}  {error}\n{'':19}{error.hint}")
-    elif report is not None:
-        click.echo(f"  {site:<16} {click.style('ready', fg='green')}    {_counts(report)}")
-        if approving:
-            click.echo(f"{'':19}its administrator has to approve every run (fedelmy-node runs approve RUN)")
-    else:
+
+def _show_ready(site: SiteName, report: dict[str, Any] | None, approving: bool) -> None:
+    if report is None:
         click.echo(f"  {site:<16} reached, but not asked further")
+        return
+    click.echo(f"  {site:<16} {click.style('ready', fg='green')}    {_counts(report)}")
+    if approving:
+        click.echo(f"{'':19}its administrator has to approve every run (fedelmy-node runs approve RUN)")
 
 
 def _show_findings(findings: Sequence[Finding], error: FedelmyError | None, show_all: bool) -> None:
