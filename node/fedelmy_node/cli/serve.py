@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from fedelmy_node.cli.frame import configure_logging, held_back
-from fedelmy_node.cli.options import data_kinds, devices, state_option
+from fedelmy_node.cli.options import config_option, insecure_options, site_options, state_option
 from fedelmy_node.errors import FedelmyError, InternalError
 
 __all__ = ["serve"]
@@ -21,45 +21,7 @@ _OPEN_FILES = 65_536
 
 
 @click.command(short_help="Run the node.")
-@click.option(
-    "--peer",
-    "peers",
-    multiple=True,
-    metavar="[SITE=]HOST:PORT",
-    envvar="FEDELMY_PEER",
-    show_envvar=True,
-    help="A site that this one agrees to send to, and where. Repeatable.",
-)
-@click.option(
-    "--data",
-    metavar="KIND[:PATH]",
-    shell_complete=data_kinds,
-    envvar="FEDELMY_DATA",
-    show_envvar=True,
-    help="This site's data, such as imagefolder:/data/xray or digits.",
-)
-@click.option(
-    "--indices",
-    type=click.Path(path_type=Path),
-    envvar="FEDELMY_INDICES",
-    show_envvar=True,
-    help="Take only the samples that this file names (see fedelmy-launch partition).",
-)
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    envvar="FEDELMY_LISTEN",
-    show_envvar=True,
-    help="Where to listen.  [default: 0.0.0.0:50051]",
-)
-@click.option(
-    "--device",
-    metavar="auto|cpu|cuda[:N]",
-    shell_complete=devices,
-    envvar="FEDELMY_DEVICE",
-    show_envvar=True,
-    help="What to train on.  [default: auto]",
-)
+@site_options
 @click.option(
     "--metrics",
     metavar="[HOST:]PORT",
@@ -68,16 +30,9 @@ _OPEN_FILES = 65_536
     help="Serve Prometheus metrics here, without TLS; without HOST: on 127.0.0.1 alone.  [default: off]",
 )
 @state_option
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    envvar="FEDELMY_CONFIG",
-    show_envvar=True,
-    help="The site's settings.  [default: site.toml in the state directory, if it is there]",
-)
+@config_option
 @click.option("--keep-pool", is_flag=True, default=None, help="Keep every pool member on disk, not only the mean.")
-@click.option("--insecure", is_flag=True, help="No TLS at all: for a trial on one machine, never across a network.")
-@click.option("--site", metavar="NAME", help="This site's name; needed only with --insecure.")
+@insecure_options
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from fedelmy_node.config.consent import Consent, Disclosure
 from fedelmy_node.domain.events import Event
+from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.reports import RunReport
 from fedelmy_node.errors import (
     CATALOGUE,
@@ -43,10 +44,14 @@ KEYS: Final[Mapping[str, frozenset[Disclosure]]] = {
             "state", "code", "message", "result", "seconds", "eta_seconds", "phase", "member", "members", "epoch",
             "epochs", "fits", "edge", "peer", "bytes", "total", "sha256", "carries", "wait_seconds", "policy",
             "patience_seconds", "steps", "torch", "cpu_capability", "device", "parameters", "bundle_bytes",
+            "free_bytes", "needed_bytes", "memory_bytes", "expires", "version", "contracts", "skew_seconds",
+            "round_trip_seconds", "bytes_per_second",
         ),
         _NOTHING,
     ),
     **dict.fromkeys(("train", "validation", "test", "samples", "batch", "left_out"), _SAMPLES),
+    # of a trial: how many batches an epoch has follows from how long one takes; memory holds the samples, too
+    **dict.fromkeys(("seconds_per_batch", "batches", "peak_bytes"), _SAMPLES),
     **dict.fromkeys(("class_counts", "missing_classes"), _CLASSES),
     **dict.fromkeys(
         (
@@ -87,6 +92,18 @@ class Disclosed:
         steps = tuple(replace(step, result=self.data(step.result)) for step in report.steps)
         message = report.message if self._usual else self._message(report.code, report.message)
         return replace(report, steps=steps, message=message, prepared=self.data(report.prepared))
+
+    def finding(self, finding: Finding) -> Finding:
+        """What is private never leaves; a sentence is made of its facts, so it is told if all of them are."""
+        if self._usual:
+            return finding.told()
+        facts = self.data(finding.facts)
+        message = self._message(finding.code, finding.message)
+        if len(facts) < len(finding.facts):
+            message = _UNTOLD
+        entry = CATALOGUE.get(finding.code)
+        fix = entry.advice if entry and message == _UNTOLD else finding.fix
+        return replace(finding.told(), message=message, fix=fix, facts=facts)
 
     @contextmanager
     def errors(self) -> Iterator[None]:

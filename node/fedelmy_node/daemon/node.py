@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fedelmy_node import __version__
+from fedelmy_node import CONTRACT, __version__
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.about import described, site_of
@@ -36,6 +36,7 @@ from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.reports import (
     Health,
+    Measured,
     NeighbourState,
     NodeDescription,
     PrepareAnswer,
@@ -203,16 +204,29 @@ class Node:
             self._record(Act(act="revocations-installed", facts={"number": number}))
         return number
 
-    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer:
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool, examine: bool = False) -> PrepareAnswer:
         signed_by = signer(signed, self._identity, Purpose.PLAN)
         if signed_by not in (None, operator):  # an old copy of somebody else's word
             message = f"operator {operator} brings a plan that operator {signed_by} has signed"
             raise IdentityError("E-IDENTITY-SIGNATURE", message)
+        if examine:
+            return self._examined(signed, operator)
         with self._disclosed.errors():
             prepared, state = self._preparation.accept(signed, operator, check_only=check_only, record=self._record)
         if not check_only:
             self._executor.prepared(prepared.slice.run)
         return PrepareAnswer(report=self._disclosed.data(prepared.report), state=state)
+
+    def _examined(self, signed: Signed, operator: str) -> PrepareAnswer:
+        """As a question, but with all that was found, and without stopping at the first reason to refuse."""
+        identity = self._identity() if self._identity else None
+        idle = not self._executor.activity()[0]  # the device belongs to whoever trains
+        with self._disclosed.errors():
+            report, state, findings = self._preparation.examine(
+                signed, operator, identity, trial=idle, record=self._record
+            )
+        told = tuple(self._disclosed.finding(finding) for finding in findings)
+        return PrepareAnswer(report=self._disclosed.data(report), state=state, findings=told)
 
     def start(self, run: RunId) -> RunState:
         known = self._journal.find_run(run)
@@ -267,6 +281,11 @@ class Node:
         if older is not None:
             older.close()  # it called again: nobody listens to the older one
         return stream
+
+    def measured(self, received: int) -> Measured:
+        return Measured(
+            site=self.site, version=__version__, contracts=(CONTRACT,), clock=time.time(), received=received
+        )
 
     # --- how bundles come in ------------------------------------------------------------------------------
 

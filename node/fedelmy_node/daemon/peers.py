@@ -30,7 +30,7 @@ class Peers:
     def check(self, plan: Slice) -> None:
         """Refuse a plan whose outputs would go to a site that this one did not agree to, or cannot reach."""
         for edge in plan.edges_out:
-            address = self._address(plan, edge.receiver)
+            address = self.address(plan, edge.receiver)
             if not self._agrees(plan, edge):
                 raise ConsentError(
                     "E-CONSENT-PEER",
@@ -44,7 +44,7 @@ class Peers:
         """A new connection to a neighbour of this plan, whose certificate was checked; the caller closes it."""
         from fedelmy_node.rpc.dial import channel_to, open_channel, probe  # and ssl, which an idle daemon does without
 
-        address, live = self._address(plan, site), self._identity
+        address, live = self.address(plan, site), self._identity
         if live is None:
             channel = open_channel(address, None, expect_role="site", insecure_name=f"site/{self._site}")
             return PeerClient(channel, site, self._config.stall_seconds)
@@ -66,7 +66,7 @@ class Peers:
         is_result = StepKind.DELIVER == edge.carries == plan.step(edge.source).kind
         return is_result and edge.receiver in contributed
 
-    def _address(self, plan: Slice, site: SiteName) -> Address:
+    def address(self, plan: Slice, site: SiteName) -> Address:
         """The site's own word (--peer) goes before the operator's (the plan)."""
         agreed = self._agreed_address(plan, site)
         return agreed or next(neighbour.address for neighbour in plan.neighbours if neighbour.site == site)

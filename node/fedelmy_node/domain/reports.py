@@ -8,13 +8,14 @@ from typing import Any
 
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
+from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Neighbour, StepKind
 from fedelmy_node.domain.transfer import Origin
 
 __all__ = [
     "Signed", "PrepareAnswer", "RunSummary", "NodeDescription", "StepReport", "EdgeReport", "Absent",
-    "NeighbourState", "RunReport", "PrunedRun", "ServiceHealth", "Health", "ResultModel",
+    "NeighbourState", "Measured", "RunReport", "PrunedRun", "ServiceHealth", "Health", "ResultModel",
 ]  # fmt: skip
 
 
@@ -35,8 +36,10 @@ class PrepareAnswer:
 
     report: Mapping[str, Any]
     """Counts of samples and classes, versions, size of the model; as far as the site discloses them."""
-    state: RunState
-    """Of the run there; pending: its administrator has to agree first."""
+    state: RunState | None
+    """Of the run there; pending: its administrator has to agree first. None: an examined site would refuse."""
+    findings: tuple[Finding, ...] = ()
+    """Of its examination, if that was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +138,19 @@ class NeighbourState:
     """Why the run was aborted."""
     cancel: Signed | None = None
     """The operator's word that the run has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a node answers to whoever measures the way to it."""
+
+    site: SiteName
+    version: str
+    contracts: tuple[str, ...]
+    clock: float
+    """The node's time, in seconds since the epoch."""
+    received: int
+    """Bytes that came."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

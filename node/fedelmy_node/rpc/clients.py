@@ -57,9 +57,9 @@ class OperatorClient:
             reply = self._stub.Describe(control_pb2.DescribeRequest(), timeout=_ANSWER_SECONDS)
         return convert.description_from_pb(reply)
 
-    def prepare(self, signed: Signed, *, check_only: bool = False) -> PrepareAnswer:
-        """Ask the site whether it would take its part; it may take long to look at its data."""
-        request = control_pb2.PrepareRequest(slice=convert.signed_to_pb(signed), check_only=check_only)
+    def prepare(self, signed: Signed, *, check_only: bool = False, examine: bool = False) -> PrepareAnswer:
+        """Ask the site whether it would take its part; it may take long to look at its data, longer to examine all."""
+        request = control_pb2.PrepareRequest(slice=convert.signed_to_pb(signed), check_only=check_only, examine=examine)
         with map_errors(self._name):
             reply = self._stub.Prepare(request)
         return convert.answer_from_pb(reply)

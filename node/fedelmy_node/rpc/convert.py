@@ -7,7 +7,6 @@ from typing import Any, Final, TypeVar, cast, get_args
 
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
-from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.domain.event_data import check_event_data, check_prepared, check_result
 from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
@@ -17,6 +16,7 @@ from fedelmy_node.domain.reports import (
     Absent,
     EdgeReport,
     Health,
+    Measured,
     NeighbourState,
     NodeDescription,
     PrepareAnswer,
@@ -28,7 +28,7 @@ from fedelmy_node.domain.reports import (
     Signed,
     StepReport,
 )
-from fedelmy_node.domain.texts import clean, clean_all
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Offer, Origin, Receipt, Skip
 from fedelmy_node.errors import IdentityError, PeerError, TransferError
 from fedelmy_node.identity.signing import CHAIN_BYTES
@@ -41,8 +41,10 @@ from fedelmy_node.rpc.bounds import (
     digest,
     few,
     label,
+    read_object,
     seconds,
 )
+from fedelmy_node.rpc.found import findings_from_pb, findings_to_pb
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
 __all__ = [
@@ -50,7 +52,8 @@ __all__ = [
     "event_to_pb", "event_from_pb", "report_to_pb", "report_from_pb", "offer_to_pb", "offer_from_pb",
     "receipt_to_pb", "receipt_from_pb", "health_to_pb", "health_from_pb", "summaries_to_pb",
     "summaries_from_pb", "origin_to_pb", "origin_from_pb", "neighbour_state_to_pb", "neighbour_state_from_pb",
-    "model_to_pb", "model_from_pb", "answer_from_pb", "pruned_from_pb", "state_from_pb", "read_object",
+    "model_to_pb", "model_from_pb", "answer_to_pb", "answer_from_pb", "measured_to_pb", "measured_from_pb",
+    "pruned_from_pb", "state_from_pb", "read_object",
 ]  # fmt: skip
 
 
@@ -59,19 +62,6 @@ _MAX_RUNS: Final = 1000
 """In a description; nodes of this version tell a hundred."""
 _MAX_WORDS: Final = 1000
 """Contracts and peers in a description."""
-
-
-@answer
-def read_object(data: bytes) -> dict[str, Any]:
-    """A JSON object from the other end, its texts fit to be shown."""
-    try:
-        value = parse_json(data)
-    except ValueError as error:
-        raise PeerError("E-PEER-PROTOCOL", f"the answer holds no usable JSON: {clean(str(error), 200)}") from error
-    if not isinstance(value, dict):
-        raise PeerError("E-PEER-PROTOCOL", "the answer holds JSON that is not an object")
-    shown: dict[str, Any] = clean_all(value)
-    return shown
 
 
 @answer
@@ -91,9 +81,18 @@ def signed_from_pb(message: control_pb2.Signed) -> Signed:
     return Signed(payload=message.payload, signature=message.signature, certificate=message.certificate)
 
 
+def answer_to_pb(answered: PrepareAnswer) -> control_pb2.PrepareReply:
+    return control_pb2.PrepareReply(
+        report=canonical_json(answered.report), state=answered.state or "",
+        findings=findings_to_pb(answered.findings),
+    )  # fmt: skip
+
+
 @answer
 def answer_from_pb(message: control_pb2.PrepareReply) -> PrepareAnswer:
-    return PrepareAnswer(report=_prepared(message.report), state=_state(message.state))
+    findings = findings_from_pb(message.findings)
+    state = _state(message.state) if message.state or not findings else None
+    return PrepareAnswer(report=_prepared(message.report), state=state, findings=findings)
 
 
 def summaries_to_pb(runs: Iterable[RunSummary]) -> list[control_pb2.RunSummary]:
@@ -241,6 +240,22 @@ def _step_from_pb(message: control_pb2.StepReport) -> StepReport:
         step=step_id(message.step), kind=_known(StepKind, message.kind), state=_known(StepState, message.state),
         sha256=digest(message.sha256), size=count(message.size), result=result,
         started_at=seconds(message.started_at), ended_at=seconds(message.ended_at),
+    )  # fmt: skip
+
+
+def measured_to_pb(measured: Measured) -> peer_pb2.MeasureReply:
+    return peer_pb2.MeasureReply(
+        site=measured.site, version=measured.version, contracts=measured.contracts, clock=measured.clock,
+        received=measured.received,
+    )  # fmt: skip
+
+
+@answer
+def measured_from_pb(message: peer_pb2.MeasureReply) -> Measured:
+    few(message.contracts, _MAX_WORDS, "contracts")
+    return Measured(
+        site=site_name(message.site), version=label(message.version), contracts=tuple(map(label, message.contracts)),
+        clock=seconds(message.clock), received=count(message.received),
     )  # fmt: skip
 
 

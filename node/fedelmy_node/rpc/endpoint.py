@@ -35,6 +35,7 @@ BUDGETS: Final[Mapping[str, Budget]] = {
     "watchers": Budget(at_once=16, share=8, per_second=2, burst=50),
     "neighbours": Budget(at_once=64, share=32, per_second=5, burst=100),
     "probes": Budget(at_once=8, share=2, per_second=1, burst=10),
+    "measurements": Budget(at_once=4, share=2, per_second=0.5, burst=60),
 }
 """One kind of call cannot starve another, and one caller cannot starve the others of its kind."""
 _GRACE_SECONDS: Final = 2.0

@@ -125,7 +125,11 @@ def _prepare(loaded: Loaded) -> Outcome:
         "parameters": loaded.model.parameters,
         "bundle_bytes": bundle_bytes({MODEL_GROUP: loaded.model.state_dict()}, loaded.job.recipe.wire_dtype),
     }
-    return Outcome(manifest=loaded.manifest, report=report)
+    if loaded.job.trial:
+        from fedelmy_node.training.trial import trial  # only an examination needs it
+
+        report["trial"] = trial(loaded.job, loaded.data, _device(loaded.job.device))
+    return Outcome(manifest=loaded.manifest, report=report, private=loaded.data.unreadable)
 
 
 def _checkpoints(

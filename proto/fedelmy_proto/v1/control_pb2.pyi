@@ -61,20 +61,42 @@ class Signed(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("slice", "check_only")
+    __slots__ = ("slice", "check_only", "examine")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     CHECK_ONLY_FIELD_NUMBER: _ClassVar[int]
+    EXAMINE_FIELD_NUMBER: _ClassVar[int]
     slice: Signed
     check_only: bool
-    def __init__(self, slice: _Optional[_Union[Signed, _Mapping]] = ..., check_only: _Optional[bool] = ...) -> None: ...
+    examine: bool
+    def __init__(self, slice: _Optional[_Union[Signed, _Mapping]] = ..., check_only: _Optional[bool] = ..., examine: _Optional[bool] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("report", "state")
+    __slots__ = ("report", "state", "findings")
     REPORT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     report: bytes
     state: str
-    def __init__(self, report: _Optional[bytes] = ..., state: _Optional[str] = ...) -> None: ...
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    def __init__(self, report: _Optional[bytes] = ..., state: _Optional[str] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("subject", "check", "verdict", "message", "code", "fix", "facts")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    check: str
+    verdict: str
+    message: str
+    code: str
+    fix: str
+    facts: bytes
+    def __init__(self, subject: _Optional[str] = ..., check: _Optional[str] = ..., verdict: _Optional[str] = ..., message: _Optional[str] = ..., code: _Optional[str] = ..., fix: _Optional[str] = ..., facts: _Optional[bytes] = ...) -> None: ...
 
 class StartRequest(_message.Message):
     __slots__ = ("run",)
