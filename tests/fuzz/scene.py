@@ -405,7 +405,9 @@ def request_seeds() -> Mapping[str, list[bytes]]:
     blocks = [encode_header(header), encode_block(0, data, hashlib.sha256(data).digest())]
     return {
         "/fedelmy.v1.Control/Describe": [b""],
-        "/fedelmy.v1.Control/Prepare": [_pb(control_pb2.PrepareRequest(slice=s, check_only=True)) for s in slices],
+        "/fedelmy.v1.Control/Prepare": [
+            _pb(control_pb2.PrepareRequest(slice=s, check_only=True, examine=True)) for s in slices
+        ],
         "/fedelmy.v1.Control/Start": [_pb(control_pb2.StartRequest(run=RUN))],
         "/fedelmy.v1.Control/Watch": [_pb(control_pb2.WatchRequest(run=RUN, after=1))],
         "/fedelmy.v1.Control/Cancel": [_pb(control_pb2.CancelRequest(cancel=cancel))],

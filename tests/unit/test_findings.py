@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +11,18 @@ from federations import make_plan
 from fedelmy_launcher.checking import estimate
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.consent import Consent
+from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.disclosure import KEYS, Disclosed
+from fedelmy_node.daemon.examination.plan import PlanExamination
 from fedelmy_node.daemon.examination.work import Looked, duration_text, examine_work, training_seconds
+from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.room import needed_bytes
 from fedelmy_node.domain.federation import Recipe
 from fedelmy_node.domain.findings import Finding, Verdict, exit_code_of, worst
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.errors import DataError
+from fedelmy_node.store.layout import Layout
+from fedelmy_node.store.records import Prepared
 from fedelmy_node.training.strategies import Effort, effort_of
 
 TRIAL = {
@@ -126,3 +132,31 @@ def test_what_is_private_never_leaves() -> None:
     for consent in (Consent(), Consent(disclose=())):
         assert "smith" not in repr(Disclosed(consent).finding(local))
     assert local.whole == "1 file (smith.png)"
+
+
+def test_nobody_is_dialled_whom_the_site_did_not_agree_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator could otherwise look around in a site's network by asking about plans."""
+    dialled: list[str] = []
+    monkeypatch.setattr(
+        "fedelmy_node.daemon.examination.plan.examine_peer", lambda peer, me: iter(dialled.append(str(peer)) or ())
+    )
+    config = load_site_config(
+        Given(state=tmp_path, site="south", peers=("west=127.0.0.1:7",), data="digits", insecure=True)
+    )
+    plan = make_plan("north", "south", "west", "east", deliver="last").slice_for(SiteName("south"))
+    other = make_plan("north", "south", "east", "west", deliver="last").slice_for(SiteName("south"))
+    for asked, expected in ((plan, ["west=127.0.0.1:7"]), (other, [])):
+        dialled.clear()
+        examination = PlanExamination(
+            plan=asked, config=config, layout=Layout(tmp_path), peers=Peers(config, SiteName("south"), None),
+            identity=None, look=no_data, need=lambda _: 0,
+        )  # fmt: skip
+        found = {each.subject: each for each in examination.findings()}
+        assert dialled == expected
+        assert found["data"].code == "E-DATA-EMPTY"
+    assert found["peer east"].code == "E-CONSENT-PEER" and "--peer east=" in found["peer east"].fix
+    assert found["plan"].code == "E-CONSENT-PEER"  # the first reason
+
+
+def no_data() -> Prepared:
+    raise DataError("E-DATA-EMPTY", "nothing there")

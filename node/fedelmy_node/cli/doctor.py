@@ -47,14 +47,14 @@ def doctor(
     from fedelmy_node.cli.patience import Patience
     from fedelmy_node.config.federation_file import read_federation
     from fedelmy_node.config.site import Given, load_site_config
-    from fedelmy_node.daemon.examination.site import SiteExamination
+    from fedelmy_node.daemon.examination.site import UNLISTED, SiteExamination
     from fedelmy_node.domain.findings import exit_code_of, worst
 
     given = Given(
         state=state, config=config, site=site, listen=listen, peers=peers, data=data, indices=indices, device=device,
         insecure=insecure,
     )  # fmt: skip
-    described = read_federation(federation, found=None) if federation else None
+    described = read_federation(federation, unlisted=UNLISTED) if federation else None
     examination = SiteExamination(load_site_config(given), described)
     findings = []
     subject = ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedelmy_node.config.decode import decode, read_toml
+from fedelmy_node.config.decode import decode, encode, read_toml
 from fedelmy_node.domain.federation import (
     Absence,
     Federation,
@@ -74,15 +74,22 @@ class _File:
 
 
 def read_federation(
-    path: Path, found: Sequence[Member] | None = None, check: Callable[[Federation], None] = lambda _: None
+    path: Path,
+    found: Sequence[Member] | None = None,
+    check: Callable[[Federation], None] = lambda _: None,
+    *,
+    unlisted: Member | None = None,
 ) -> Federation:
     """The federation that a file describes; every mistake is named with its place, also those that `check` raises.
 
     Sites that were `found` by asking stand in place of [[sites]], which may then be missing; where both have a
-    site, its policy and its data for simulation stay.
+    site, its policy and its data for simulation stay. `unlisted` stands for whoever will be found, where no sites are
+    listed and nobody has asked.
     """
     try:
         tables: dict[str, Any] = {"strategy": {}} | ({} if found is None else {"sites": []}) | read_toml(path)
+        if "sites" not in tables and unlisted is not None:
+            tables["sites"] = [encode(unlisted)]
         if "sites" not in tables:
             hint = "Add a [[sites]] table for each, or `--head HOST:PORT` to find them (`fedelmy-launch discover`)."
             raise ConfigError("E-CONFIG-VALUE", "no sites are listed", hint=hint)

@@ -30,15 +30,22 @@ class Peers:
     def check(self, plan: Slice) -> None:
         """Refuse a plan whose outputs would go to a site that this one did not agree to, or cannot reach."""
         for edge in plan.edges_out:
-            address = self.address(plan, edge.receiver)
-            if not self._agrees(plan, edge):
-                raise ConsentError(
-                    "E-CONSENT-PEER",
-                    f"site {self._site} has not agreed to send to {edge.receiver}",
-                    hint=f"Start the node of {self._site} with --peer {edge.receiver}={address}.",
-                )
+            refusal = self.refusal(plan, edge)
+            if refusal is not None:
+                raise refusal
             if self._identity is not None:
-                self._probe(plan, edge.receiver, address)
+                self._probe(plan, edge.receiver, self.address(plan, edge.receiver))
+
+    def refusal(self, plan: Slice, edge: Edge) -> ConsentError | None:
+        """Why this site would not send on an edge: it did not agree to the receiver."""
+        if self._agrees(plan, edge):
+            return None
+        address = self.address(plan, edge.receiver)
+        return ConsentError(
+            "E-CONSENT-PEER",
+            f"site {self._site} has not agreed to send to {edge.receiver}",
+            hint=f"Start the node of {self._site} with --peer {edge.receiver}={address}.",
+        )
 
     def connect(self, plan: Slice, site: SiteName) -> PeerClient:
         """A new connection to a neighbour of this plan, whose certificate was checked; the caller closes it."""

@@ -59,14 +59,16 @@ class PlanExamination:
         except FedelmyError as error:
             self._refuse(error)
         me = Caller(name=f"site/{self.plan.site}", identity=self.identity, insecure=self.config.insecure)
-        receivers = {edge.receiver for edge in self.plan.edges_out}
-        for neighbour in self.plan.neighbours:
-            place = PeerAddress(neighbour.site, self.peers.address(self.plan, neighbour.site))
-            for finding in examine_peer(place, me):
-                told = replace(finding, subject=f"peer {neighbour.site}")
-                if told.verdict == "failure" and neighbour.site not in receivers:
-                    told = replace(told, verdict="warning")  # it comes to this site, not the other way round
-                yield told
+        for site in dict.fromkeys(edge.receiver for edge in self.plan.edges_out):
+            subject = f"peer {site}"
+            # Only whom the site agreed to is dialled: an operator must not look around in a site's network through it.
+            refusals = (self.peers.refusal(self.plan, edge) for edge in self.plan.edges_out if edge.receiver == site)
+            refusal = next((each for each in refusals if each is not None), None)
+            if refusal is not None:
+                yield Finding.of(refusal, subject, "consent")
+                continue
+            for finding in examine_peer(PeerAddress(site, self.peers.address(self.plan, site)), me):
+                yield replace(finding, subject=subject)
 
     def _work(self) -> Iterator[Finding]:
         try:

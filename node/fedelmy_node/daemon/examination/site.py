@@ -19,9 +19,18 @@ from fedelmy_node.daemon.examination.peers import Caller, examine_peer
 from fedelmy_node.daemon.examination.work import Looked, examine_disk, examine_work, of_work
 from fedelmy_node.daemon.room import USUAL_BUNDLES, needed_bytes
 from fedelmy_node.daemon.trainers import OneJob
-from fedelmy_node.domain.federation import Federation, InputFormat, ModelSpec, Recipe, StrategySpec, Task, Training
+from fedelmy_node.domain.federation import (
+    Federation,
+    InputFormat,
+    Member,
+    ModelSpec,
+    Recipe,
+    StrategySpec,
+    Task,
+    Training,
+)
 from fedelmy_node.domain.findings import Finding, Tell
-from fedelmy_node.domain.names import PeerAddress, SiteName, site_name
+from fedelmy_node.domain.names import Address, PeerAddress, SiteName, site_name
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Health
 from fedelmy_node.domain.texts import clean
@@ -34,9 +43,11 @@ from fedelmy_node.training.job import DataSpec, Job, Outcome
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import Effort, effort_of, settings_for
 
-__all__ = ["SiteExamination", "newest_plan"]
+__all__ = ["UNLISTED", "SiteExamination", "newest_plan"]
 
 _UNKNOWN_SITE: Final = site_name("this-site")
+UNLISTED: Final = Member(name=_UNKNOWN_SITE, address=Address("localhost:0"))
+"""For a federation.toml without sites, because the operator finds them by asking (`--head`)."""
 _STAND_IN: Final = InputFormat(height=8, width=8, channels=1)
 """For data that is looked at before anybody has said what for: every image is decoded, none is used."""
 
@@ -110,7 +121,8 @@ class SiteExamination:
 
     def _of_federation(self, federation: Federation, site: SiteName | None) -> Generator[Finding, None, _Aim]:
         recipe = federation.recipe
-        names = [member.name for member in federation.members]
+        members = [member for member in federation.members if member != UNLISTED]
+        names = [member.name for member in members]
         try:
             check_model(recipe.model.name)
             settings_for(recipe.strategy)
@@ -121,11 +133,12 @@ class SiteExamination:
             absent = IdentityError("E-IDENTITY-SITE", f"federation {federation.name} does not list site {site}")
             yield Finding.of(absent, "plan", "federation", "warning")
         else:
-            message = f"{federation.name}: {len(names)} sites, {recipe.model.name}, {recipe.strategy.name}"
+            who = f"{len(names)} sites" if names else "sites to be found"
+            message = f"{federation.name}: {who}, {recipe.model.name}, {recipe.strategy.name}"
             yield Finding(subject="plan", check="federation", verdict="ok", message=message)
         place = names.index(site) if site in names else 0
         begins = place == 0 or federation.order != "listed"
-        beside = [m for m in federation.members if m.name != site and abs(names.index(m.name) - place) == 1]
+        beside = [m for m in members if m.name != site and abs(names.index(m.name) - place) == 1]
         return _Aim(
             recipe=recipe, efforts=(effort_of(recipe, begins=begins),),
             neighbours=tuple(PeerAddress(m.name, m.address) for m in beside) if federation.order == "listed" else (),

@@ -101,7 +101,7 @@ def _classes(looked: Looked) -> Iterator[Finding]:
     )
     yield Finding(
         subject="data", check="classes", verdict="warning", code="E-DATA-CLASS", fix=fix,
-        message=f"no sample of {names}; {message}", facts=facts | {"missing_classes": list(missing)},
+        message=f"no training sample of {names}; {message}", facts=facts | {"missing_classes": list(missing)},
     )  # fmt: skip
 
 
