@@ -40,6 +40,7 @@ check: $(VENV)/.installed  ## style, types, and that the generated code is up to
 	$(BIN)/mypy
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python docs/generate_errors.py --check
+	$(BIN)/python docs/generate_reference.py --check
 
 proto: $(VENV)/.installed  ## generate the Python code of the wire contract
 	$(BIN)/python proto/generate.py

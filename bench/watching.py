@@ -1,15 +1,16 @@
 """What it costs to be watched: training throughput at a real node with nobody watching, and with several streams.
 
-    python bench/watching.py [--json] [--pairs N] [--watchers N] [--model NAME] [--epochs N]
+    python bench/watching.py [--json] [--pairs N] [--seconds N] [--watchers N] [--model NAME]
 
-One site over mutual TLS trains on digits, the same run again and again, in turns without and with watchers: what else
-the machine does hits both alike. Watchers are operators in a process of their own, each with a connection and a
-Control.Watch stream that gets every event. Throughput is samples per second from the first to the last epoch, by the
-events' own times; beside it the processor time that the trainer and the daemon take per sample, which hardly depends
-on what else runs. A run in which a watcher missed an event does not count, it fails.
+One site over mutual TLS trains on digits without end; the run is cancelled when enough was seen. Every few seconds
+watchers come or go: operators in a process of their own, each with a connection and a Control.Watch stream that gets
+every event. A stretch without them and one with them lie side by side, in turns first and second, so what else the
+machine does hits both alike; the ratio is taken within each such pair. Throughput is samples per second by the events'
+own times; beside it the processor time per sample of the trainer and of the daemon, which hardly depends on what else
+runs. A stretch in which a watcher missed an event fails.
 
-The default model takes some 0.1 s for an epoch of digits, ten events a second: real epochs take minutes. `--model mlp`
-is the worst case, with an event every few hundredths of a second.
+The default model takes a tenth of a second for an epoch of digits, so there are ten events a second: real epochs take
+minutes. `--model mlp` is the worst case, with an event every few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ from testbed import Bed
 from witness import Witness, trainers_of, wait_until
 
 from fedelmy_launcher.control import Sites, prepare_run, start_run
+from fedelmy_launcher.discovery import discover
 from fedelmy_launcher.federation_file import load_federation
 from fedelmy_launcher.plans import compile_plan
 from fedelmy_node.domain.names import run_id
 from fedelmy_node.identity import keystore
 
 ROOT = Path(__file__).resolve().parent.parent
-SITE = "north"
+SITE, RUN = "north", "watched"
+SETTLE_SECONDS = 1.0
+"""After watchers came or went: connections are made, and what happened before is told."""
 TARGET = 0.02
 """How much of the throughput may be lost."""
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -61,14 +65,14 @@ input = {{ height = 8, width = 8, channels = 1 }}
 name = "{model}"
 
 [training]
-epochs = {epochs}
+epochs = 100000
 learning_rate = 1e-3
 batch_size = 64
 threads = 1
 
 [strategy]
 name = "fedelmy"
-pool_size = 3
+pool_size = 1
 warmup_epochs = 1
 """
 
@@ -76,82 +80,120 @@ warmup_epochs = 1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of one stretch")
     parser.add_argument("--watchers", type=int, default=4)
     parser.add_argument("--model", default="cnn-small")
-    parser.add_argument("--epochs", type=int, default=25, help="per model; four models are trained in a run")
     options = parser.parse_args()
-    with provisioned(options.model, options.epochs) as bed:
-        measure(bed, "warm", 0)  # caches of files, and what Python compiles
-        rows = []
+    rows = []
+    with training(options.model) as site:
+        watchers = Watchers(site, options.watchers)
         print(f"{'pair':>4} {'watchers':>8} {'samples/s':>10} {'trainer us/sample':>18} {'daemon us/sample':>17}")
         for pair in range(options.pairs):
-            # Whoever goes first in one pair goes second in the next.
-            for watchers in (0, options.watchers) if pair % 2 == 0 else (options.watchers, 0):
-                rows.append({"pair": pair, **measure(bed, f"p{pair}-w{watchers}", watchers)})
+            for watched in (False, True) if pair % 2 == 0 else (True, False):
+                rows.append({"pair": pair, **measure(site, watchers if watched else None, options.seconds)})
                 show(rows[-1])
+        watchers.end()
     summary = summed_up(rows)
     print(f"throughput with {options.watchers} watchers / with none: {summary['throughput_ratio']:.4f}", end="")
-    print(f" (pairs: {', '.join(f'{ratio:.3f}' for ratio in summary['throughput_ratios'])})")
-    print(f"trainer's processor time per sample: {summary['trainer_ratio']:.4f}", end="")
-    print(f"; daemon's: {summary['daemon_ratio']:.3f}")
+    print(f" (quartiles {summary['throughput_quartiles'][0]:.3f} and {summary['throughput_quartiles'][1]:.3f})")
+    print(f"trainer's processor time per sample: {summary['trainer_ratio']:.4f}; daemon's, in all: ", end="")
+    print(f"{summary['daemon_share']:.4f} of the trainer's more")
     print(f"target: at least {1 - TARGET:.2f}")
     if options.json:
         print(json.dumps({"bench": "watching", "target": TARGET, "model": options.model, **summary, "rows": rows}))
 
 
+class Training:
+    """A run without end at a real node."""
+
+    def __init__(self, bed: Bed) -> None:
+        site = bed.sites[SITE]
+        assert site.process is not None
+        self.address, self.operator, self.daemon = site.address, bed.ca / "operator", site.process.pid
+        self.witness = Witness(site, RUN)
+        wait_until(lambda: len(self.witness.events(kind="epoch")) >= 3, "three epochs", 120, every=0.2)
+        self.samples = next(e.data["train"] for e in self.witness.events(kind="ready") if e.data.get("train"))
+        self.meter = Meter(self.daemon)
+
+    def last(self) -> int:
+        return max(event.seq for event in self.witness.events())
+
+
 @contextlib.contextmanager
-def provisioned(model: str, epochs: int) -> Iterator[Bed]:
+def training(model: str) -> Iterator[Training]:
     root = Path(tempfile.mkdtemp(prefix="fedelmy-watching-"))
     bed = Bed(root, (SITE,))
     try:
         bed.provision()
         bed.sites[SITE].start(data="digits")
-        bed.file.write_text(FEDERATION.format(address=bed.sites[SITE].address, model=model, epochs=epochs))
-        yield bed
+        bed.file.write_text(FEDERATION.format(address=bed.sites[SITE].address, model=model))
+        federation = load_federation(bed.file)
+        with Sites(federation, keystore.load(bed.ca / "operator")) as sites:
+            plan = compile_plan(federation, run_id(RUN))
+            start_run(sites, plan.run, prepare_run(sites, plan))
+            made = Training(bed)
+            with made.meter:
+                yield made
+            reports, _ = discover(sites, plan.run)
+            sites.cancel(plan.run, "enough was seen", reports)
     finally:
         bed.close()
         shutil.rmtree(root)
 
 
-def measure(bed: Bed, name: str, watchers: int) -> dict[str, Any]:
-    """One run, with so many watchers; nobody else looks but this process, at the journal's file."""
-    site, operator = bed.sites[SITE], bed.ca / "operator"
-    assert site.process is not None
-    witness = Witness(site, name)
-    with Sites(load_federation(bed.file), keystore.load(operator)) as sites:
-        plan = compile_plan(load_federation(bed.file), run_id(name))
-        reports = prepare_run(sites, plan)
-        watching = watch(site.address, operator, name, watchers) if watchers else None
-        with Meter(site.process.pid) as meter:
-            start_run(sites, plan.run, reports)
-            wait_until(lambda: witness.state() == "done", "end of the run", 600, every=0.1)
-    events = witness.events()
-    if watching is not None:
-        seen = json.loads(watching.communicate(timeout=60)[0].splitlines()[-1])
-        assert seen == [len(events)] * watchers, f"{len(events)} events, but watchers saw {seen}"
-    epochs = [event for event in events if event.kind == "epoch"]
-    first, last = epochs[0].time, epochs[-1].time
-    train = next(event.data["train"] for event in events if event.kind == "ready" and event.data.get("train"))
-    samples = train * (len(epochs) - 1)
+class Watchers:
+    """The process that watches; streams are opened and closed at a word."""
+
+    def __init__(self, site: Training, count: int) -> None:
+        self.count = count
+        command = [sys.executable, str(ROOT / "bench" / "ends" / "watchers.py"), site.address, SITE]
+        self._process = subprocess.Popen(
+            [*command, str(site.operator), RUN, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def on(self, after: int) -> None:
+        assert self._ask(f"on {after}") == "on"
+
+    def off(self) -> list[tuple[int, int, int]]:
+        seen: list[tuple[int, int, int]] = json.loads(self._ask("off").removeprefix("off "))
+        return seen
+
+    def _ask(self, words: str) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{words}\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self._process.communicate(timeout=20)
+
+
+def measure(site: Training, watchers: Watchers | None, seconds: float) -> dict[str, Any]:
+    """One stretch, with or without watchers; what comes and goes at its ends is left out."""
+    before = site.last()
+    if watchers is not None:
+        watchers.on(before)
+    time.sleep(SETTLE_SECONDS)
+    begun = time.time()
+    time.sleep(seconds)
+    ended = time.time()
+    epochs = [e for e in site.witness.events(before, "epoch") if begun <= e.time <= ended]
+    if watchers is not None:
+        known = {event.seq for event in site.witness.events(before)}
+        for first, last, count in watchers.off():
+            there = sum(first <= seq <= last for seq in known)
+            assert first == min(known) and last >= epochs[-1].seq and count == there, "a watcher missed an event"
+    assert len(epochs) >= 3, f"only {len(epochs)} epochs in {seconds} s: give more --seconds"
+    first_at, last_at = epochs[0].time, epochs[-1].time
+    samples = site.samples * (len(epochs) - 1)
     return {
-        "watchers": watchers,
+        "watchers": watchers.count if watchers is not None else 0,
         "epochs": len(epochs),
-        "events": len(events),
-        "seconds": round(last - first, 3),
-        "samples_per_second": round(samples / (last - first), 1),
-        "trainer_cpu_us_per_sample": round(1e6 * meter.trainer(first, last) / samples, 3),
-        "daemon_cpu_us_per_sample": round(1e6 * meter.daemon(first, last) / samples, 3),
+        "samples_per_second": round(samples / (last_at - first_at), 1),
+        "trainer_cpu_us_per_sample": round(1e6 * site.meter.trainer(first_at, last_at) / samples, 3),
+        "daemon_cpu_us_per_sample": round(1e6 * site.meter.daemon(first_at, last_at) / samples, 3),
     }
-
-
-def watch(address: str, operator: Path, run: str, count: int) -> subprocess.Popen[str]:
-    """Watchers in a process of their own; returned when all streams are being opened."""
-    command = [sys.executable, str(ROOT / "bench" / "ends" / "watchers.py"), address, SITE, str(operator), run]
-    process = subprocess.Popen([*command, str(count)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "watching\n"
-    return process
 
 
 class Meter:
@@ -204,24 +246,26 @@ def between(samples: list[tuple[float, float]], first: float, last: float) -> fl
 
 
 def summed_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of each kind, and the median of the ratios within pairs."""
+    """Medians of each kind, and of the ratios within pairs."""
     alone, watched = ([row for row in rows if bool(row["watchers"]) is wanted] for wanted in (False, True))
 
     def ratios(key: str) -> list[float]:
         other = {row["pair"]: row[key] for row in alone}
-        return [row[key] / other[row["pair"]] for row in watched]
+        return sorted(row[key] / other[row["pair"]] for row in watched)
 
     keys = ("samples_per_second", "trainer_cpu_us_per_sample", "daemon_cpu_us_per_sample")
     medians = {
         name: {key: statistics.median(row[key] for row in part) for key in keys}
         for name, part in (("alone", alone), ("watched", watched))
     }
+    throughput = ratios(keys[0])
+    more = medians["watched"][keys[2]] - medians["alone"][keys[2]]
     return {
         **medians,
-        "throughput_ratio": round(statistics.median(ratios(keys[0])), 4),
-        "throughput_ratios": [round(ratio, 4) for ratio in ratios(keys[0])],
+        "throughput_ratio": round(statistics.median(throughput), 4),
+        "throughput_quartiles": [round(throughput[len(throughput) * part // 4], 4) for part in (1, 3)],
         "trainer_ratio": round(statistics.median(ratios(keys[1])), 4),
-        "daemon_ratio": round(statistics.median(ratios(keys[2])), 4),
+        "daemon_share": round(more / medians["alone"][keys[1]], 4),
     }
 
 

@@ -11,10 +11,12 @@ from typing import Final
 
 from fedelmy_node.errors import IdentityError, StoreError
 
-__all__ = ["make_directory", "read_file", "read_private", "locked", "stamp", "LIST_BYTES"]
+__all__ = ["make_directory", "read_file", "read_private", "locked", "stamp", "CHAIN_BYTES", "LIST_BYTES"]
 
 _LIMIT_BYTES: Final = 64 * 1024
 """No key, request or certificate is nearly as large; whoever passes a model by mistake is told so."""
+CHAIN_BYTES: Final = 64 * 1024
+"""Of a certificate with its intermediates: ours have about 1 KiB; those of a hospital's CA have more to say."""
 LIST_BYTES: Final = 1024 * 1024
 """Revocation lists of large CAs have some ten thousand entries."""
 

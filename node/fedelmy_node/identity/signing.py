@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -14,14 +13,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedelmy_node import CONTRACT
 from fedelmy_node.errors import IdentityError
 from fedelmy_node.identity.certificates import parse_certificates, public_key
+from fedelmy_node.identity.files import CHAIN_BYTES
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
 
-__all__ = ["CHAIN_BYTES", "Purpose", "Signature", "sign", "verify"]
-
-CHAIN_BYTES: Final = 64 * 1024
-"""Of a certificate with its intermediates: ours have about 1 KiB; those of a hospital's CA have more to say."""
+__all__ = ["Purpose", "Signature", "sign", "verify"]
 
 
 class Purpose(StrEnum):

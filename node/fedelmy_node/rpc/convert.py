@@ -31,7 +31,7 @@ from fedelmy_node.domain.reports import (
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Offer, Origin, Receipt, Skip
 from fedelmy_node.errors import IdentityError, PeerError, TransferError
-from fedelmy_node.identity.signing import CHAIN_BYTES
+from fedelmy_node.identity.files import CHAIN_BYTES
 from fedelmy_node.rpc.bounds import (
     MAX_SIGNATURE_BYTES,
     answer,

@@ -8,15 +8,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import grpc
 
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import ConfigError, StoreError
-from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, SERVER_OPTIONS
+
+if TYPE_CHECKING:  # local commands come this way, and need no certificates
+    from fedelmy_node.identity.keystore import Identity
 
 __all__ = ["make_server", "make_local_server", "open_local_channel", "bind_failure"]
 
@@ -87,7 +89,7 @@ def _server(interceptors: Sequence[grpc.ServerInterceptor], workers: int) -> grp
 
 
 def _credentials(identity: Identity | Callable[[], Identity]) -> grpc.ServerCredentials:
-    if isinstance(identity, Identity):
+    if not callable(identity):
         pair = identity.key_pem, identity.certificate_pem
         return grpc.ssl_server_credentials([pair], identity.ca_pem, require_client_auth=True)
     source, used = identity, identity()
