@@ -25,6 +25,7 @@ from fedelmy_node.domain.plan import StepKind
 
 TOKEN = "a-token-for-tests"
 EVIL = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'"&lt;"""
+SAYS = {"peer": EVIL, "code": EVIL, "message": EVIL}
 RUN, NORTH, STEP = RunId("hostile"), SiteName("north"), StepId("train.1@north")
 
 
@@ -111,8 +112,8 @@ class Hostile(Board):
             [
                 (EventKind.RUN, {"state": "running"}),
                 (EventKind.WARNING, {"code": "E-EVIL", "message": EVIL}),
-                (EventKind.RETRY, {"peer": EVIL, "code": EVIL, "message": EVIL, "wait_seconds": 1.0}),
-                (EventKind.UNREACHABLE, dict.fromkeys(("peer", "code", "message", "policy"), EVIL) | {"patience_seconds": 1}),
+                (EventKind.RETRY, {**SAYS, "wait_seconds": 1.0}),
+                (EventKind.UNREACHABLE, {**SAYS, "policy": EVIL, "patience_seconds": 1}),
             ]
         ):  # fmt: skip
             event = Event(seq=number + 1, time=1.8e9 + number, run=RUN, site=NORTH, step=STEP, kind=kind, data=data)
