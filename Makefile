@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check proto bench e2e fuzz clean help
+.PHONY: demo test check proto bench e2e fuzz screenshots clean help
 
 help:  ## show this
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 # The installation is done once, and again when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml
@@ -47,6 +47,9 @@ proto: $(VENV)/.installed  ## generate the Python code of the wire contract
 
 bench: $(VENV)/.installed  ## every benchmark, one after the other
 	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+screenshots: $(VENV)/.installed  ## docs/images: report and dashboard of a real run, in Chromium
+	$(BIN)/python docs/screenshots.py
 
 clean:  ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fedelmy-demo fuzz-failures

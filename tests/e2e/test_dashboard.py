@@ -130,7 +130,7 @@ def test_a_site_that_goes_down_is_shown_and_comes_back(bed: Bed, visit: Visit) -
         west.start("--indices", "parts/west.json", listen=west.address)
         page.wait_for_selector(pill("west", "waiting"), timeout=LONG_MS)
         assert page.locator("#lines li:has-text('answers again')").count() >= 1
-        bed.launch("cancel", "--run", "second", "--yes").ok()
+        bed.launch("cancel", "--run", "second").ok()
         page.wait_for_selector("#run-state:has-text('cancelled')", timeout=LONG_MS)
         assert visit.loads == 1
 

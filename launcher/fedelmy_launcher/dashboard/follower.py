@@ -91,6 +91,15 @@ class Follower:
         self._thread.join(_FIND_SECONDS)
         self.sites.close()
 
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether what had happened before it began to listen is folded."""
+        with self.lock:
+            return all(
+                self._after.get(site, 0) >= report.last_event or site in self.silent or site in self._ended
+                for site, report in self.reports.items()
+            )
+
     def hear(self, states: Mapping[SiteName, RunState]) -> None:
         """What the sites said of the run when they were last asked: a run that had failed may live again."""
         self._alive = states

@@ -16,7 +16,11 @@ __all__ = ["Painter", "Painted"]
 logger = logging.getLogger(__name__)
 _NAMES: Final = ("timeline", "curves", "pool", "evaluation", "classes", "features", "bytes", "warnings", "settings")
 """The page has a chain, an outcome and a log of its own, which live."""
+_SHOWN: Final = ("<svg", "<table")
+"""A section that has neither says only that there is nothing yet."""
 _REST_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.5
+_PATIENCE_SECONDS: Final = 15.0
 _SHARE: Final = 6
 """Of the time, drawing takes at most one part in so many and one: this machine may be training."""
 
@@ -55,9 +59,11 @@ class Painter:
         self._stopped.set()
 
     def _run(self) -> None:
-        seen, rest = 0, 0.5
+        seen, rest, begun = 0, _LOOK_SECONDS, time.monotonic()
         while not self._stopped.wait(rest):
-            rest = _REST_SECONDS
+            rest = _LOOK_SECONDS
+            if not self.sections and not self._follower.has_caught_up and time.monotonic() - begun < _PATIENCE_SECONDS:
+                continue  # half a past is drawn for nothing
             if self._follower.version == seen or self._follower.history is None or not self._wanted():
                 continue
             began = time.monotonic()
@@ -81,6 +87,8 @@ class Painter:
             if self._stopped.is_set():
                 return version
             made, before = section(history, name), self.sections.get(name)
+            if not any(mark in made.html for mark in _SHOWN):
+                continue
             same = before is not None and before.html == made.html
             painted[name] = before if before and same else Painted(name, made.title, version, made.html)
         if painted != self.sections:

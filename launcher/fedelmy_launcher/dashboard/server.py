@@ -103,12 +103,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or not _HOSTS.fullmatch(hosts[0].strip()):
-            return self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "This is a dashboard on loopback, under no other name.")
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "This is a dashboard on loopback, under no other name.")
+            return
         address = urlsplit(self.path)
         _, _, rest = address.path.partition("/")
         token, slash, what = rest.partition("/")
         if not slash or not hmac.compare_digest(token.encode(), self.server.token.encode()):
-            return self._refuse(HTTPStatus.NOT_FOUND, "Open the address that `fedelmy-launch dashboard` printed.")
+            self._refuse(HTTPStatus.NOT_FOUND, "Open the address that `fedelmy-launch dashboard` printed.")
+            return
         kind, _, which = what.partition("/")
         if what in _PAGES:
             name, form = _PAGES[what]

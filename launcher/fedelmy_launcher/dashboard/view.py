@@ -45,7 +45,8 @@ def run_view(follower: Follower) -> dict[str, Any]:
             now = progress.sites[site["name"]]
             sites.append(
                 {
-                    **{key: site[key] for key in ("name", "state", "doing", "problem", "silence", "skipped")},
+                    **{key: site[key] for key in ("name", "state", "problem", "silence", "skipped")},
+                    "doing": _doing(site),
                     "evaluation": _measured(site["evaluation"]),
                     "member": now.member, "members": now.members, "epoch": now.epoch, "epochs": now.epochs,
                     "loss": now.loss, "validation": now.validation, "moving": now.moving,
@@ -72,6 +73,12 @@ def run_view(follower: Follower) -> dict[str, Any]:
             "sentences": [" ".join(line.split()) for line in progress.outcome().sentences()],
             "result": {key: whole[key] for key in _RESULT},
         }
+
+
+def _doing(site: Mapping[str, Any]) -> str:
+    """A site may send and evaluate at once: the evaluation lasts."""
+    evaluates = any(s["kind"] == StepKind.EVALUATE and s["state"] == StepState.RUNNING for s in site["steps"])
+    return "evaluating" if evaluates and site["doing"] == "waiting" else str(site["doing"])
 
 
 def _measured(evaluation: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -281,7 +281,7 @@ const showRuns = (list) => {
   const note = !list.asked ? "Asking the sites ..." : list.runs.length ? "" : "No site knows a run yet.";
   say(byId("runs-note"), note);
   show(byId("runs-note"), Boolean(note));
-  const focused = document.activeElement && document.activeElement.dataset.run;
+  const focused = document.activeElement?.closest("a.run")?.dataset.run;
   byId("runs").replaceChildren(...list.runs.map((entry) => {
     const [tone, icon] = tones(entry.state);
     const link = made("a", { class: "run", href: `#${entry.run}`, "data-run": entry.run, "aria-current": entry.run === page.run },
