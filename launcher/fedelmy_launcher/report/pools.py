@@ -86,7 +86,7 @@ def pool_distances(history: Mapping[str, Any], *, name: str = "pool-distances") 
     lines = -(-len(known) // columns)
     width = min(9.0, 2.3 * columns + 0.9)
     with drawing(name, "Distances between the models of each site's pool", width=width, height=2.35 * lines) as canvas:
-        cmap = mpl.colormaps["cividis"]
+        cmap = mpl.colormaps["cividis"].resampled(40)  # with more steps, the scale beside would be an image
         panels = grid_of(canvas, len(known), columns)
         for axes, (site, rows) in zip(panels, known, strict=True):
             # Not an image: cells stay sharp in print, and the page has no data but text.
