@@ -70,6 +70,13 @@ class Streams:
         """What happened next, anywhere; waits for it."""
         return self._news.get()
 
+    def within(self, seconds: float) -> News | None:
+        """The same for whoever has other things to look at: waits no longer than this."""
+        try:
+            return self._news.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
     def _listen(self, site: SiteName, after: int) -> None:
         """One site's events: nothing is missed and nothing told twice."""
         ended, is_final, misunderstood = Ended(site), False, 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from fedelmy_launcher.outcome import Outline, Result, outcome_of
@@ -12,7 +12,7 @@ from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import RunReport, StepReport
 from fedelmy_node.errors import FedelmyError
 
-__all__ = ["Standing", "waits_for"]
+__all__ = ["Standing", "waits_for", "worst_state"]
 
 _MET: Final = (EdgeState.DONE, EdgeState.SETTLED)
 
@@ -99,13 +99,19 @@ class Standing:
         """One word for the whole run: whatever is worst."""
         if self.is_over:
             return RunState.DONE
-        states = {report.state for report in self._reports.values()}
-        for state in (
-            RunState.FAILED, RunState.ABORTED, RunState.CANCELLED, RunState.EXPIRED, RunState.RUNNING, RunState.PENDING,
-        ):  # fmt: skip
-            if state in states:
-                return state
-        return RunState.PREPARED if states == {RunState.PREPARED} else RunState.RUNNING if states else "unknown"
+        state = worst_state(report.state for report in self._reports.values())
+        return RunState.RUNNING if state == RunState.DONE else state  # of those who answer, but it is not over
+
+
+def worst_state(states: Iterable[RunState]) -> str:
+    """One word for a run from the states that its sites tell; unknown if nobody does."""
+    known = set(states)
+    for state in (
+        RunState.FAILED, RunState.ABORTED, RunState.CANCELLED, RunState.EXPIRED, RunState.RUNNING, RunState.PENDING,
+    ):  # fmt: skip
+        if state in known:
+            return state
+    return next(iter(known)) if len(known) == 1 else RunState.RUNNING if known else "unknown"
 
 
 def waits_for(report: RunReport, step: StepId) -> list[SiteName]:

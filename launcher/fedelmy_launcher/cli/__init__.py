@@ -20,6 +20,7 @@ group = LazyGroup(
       fedelmy-launch check federation.toml      would it work?
       fedelmy-launch run federation.toml        train
       fedelmy-launch status federation.toml     how is it doing?
+      fedelmy-launch dashboard federation.toml  the same in the browser
       fedelmy-launch report federation.toml     what became of it, on one page
     """,
     commands={
@@ -28,11 +29,13 @@ group = LazyGroup(
         "discover": ("fedelmy_launcher.cli.discover:discover", "Find the chain that the sites form by their --peer."),
         "run": ("fedelmy_launcher.cli.run:run_command", "Start a run and follow it; Ctrl-C detaches."),
         "status": ("fedelmy_launcher.cli.status:status", "Show how a run is doing at every site."),
+        "dashboard": ("fedelmy_launcher.cli.dashboard:dashboard", "Runs in the browser, live, on this machine only."),
         "report": ("fedelmy_launcher.cli.report:report", "Write a run onto one page, with its JSON beside it."),
         "cancel": ("fedelmy_launcher.cli.cancel:cancel", "End a run at every site."),
         "simulate": ("fedelmy_launcher.cli.simulate:simulate", "The same run in one process, for the same bytes."),
         "partition": ("fedelmy_launcher.cli.partition:partition", "Split a dataset into sites, for experiments."),
         "ca": ("fedelmy_launcher.cli.ca:ca", "The federation's certificates."),
+        "completion": ("fedelmy_node.cli.completion:completion", "Print a script for completion in bash, zsh or fish."),
     },
 )
 

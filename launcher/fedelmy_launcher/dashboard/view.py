@@ -1,0 +1,150 @@
+"""A run as the page gets it: one JSON object from the history, whole every time: nothing has to be put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from fedelmy_launcher.dashboard.follower import Follower
+from fedelmy_launcher.standing import waits_for
+from fedelmy_node.domain.events import EdgeState, RunState, StepState
+from fedelmy_node.domain.names import EdgeId, edge_ends
+from fedelmy_node.domain.plan import StepKind
+from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.texts import clean
+
+__all__ = ["run_view"]
+
+_POINTS: Final = 80
+"""Of a card's curve; the figures have all."""
+_WARNINGS: Final = 50
+_RATE_SECONDS: Final = 0.3
+"""A rate over less is noise."""
+_RESULT: Final = (
+    "accuracy", "samples", "measured_at", "bundle_sha256", "bundle_bytes", "bytes_sent", "bytes_delivered",
+    "contributors", "left_out", "subset", "results_differ",
+)  # fmt: skip
+
+
+def run_view(follower: Follower) -> dict[str, Any]:
+    """What is known of a run now. All of it is text and numbers, which the page never takes for HTML."""
+    with follower.lock:
+        history = follower.history
+        silent = [
+            {"site": site, "code": error.code, "message": clean(error.message, 400)}
+            for site, error in follower.silent.items()
+        ]
+        if history is None:
+            return {"run": follower.run, "known": False, "silent": silent, "sites": [], "links": []}
+        whole = history.encoded()
+        progress = history.progress
+        states = {transfer["edge"]: EdgeState(transfer["state"]) for transfer in whole["transfers"]}
+        sites = []
+        for site in whole["sites"]:
+            now = progress.sites[site["name"]]
+            sites.append(
+                {
+                    **{key: site[key] for key in ("name", "state", "doing", "problem", "silence", "skipped")},
+                    "evaluation": _measured(site["evaluation"]),
+                    "member": now.member, "members": now.members, "epoch": now.epoch, "epochs": now.epochs,
+                    "loss": now.loss, "validation": now.validation, "moving": now.moving,
+                    "seconds": site["training_seconds"], "sha256": now.sha256,
+                    "unreachable": [clean(text, 400) for text in now.unreachable.values()],
+                    "waits": _waits(follower.reports.get(now.site), site, states),
+                    "pool": _pool(site["steps"]),
+                }
+            )  # fmt: skip
+        return {
+            "run": follower.run,
+            "known": True,
+            "federation": whole["federation"],
+            "state": whole["state"],
+            "began": whole["began_at"],
+            "ended": whole["ended_at"],
+            "sites": sites,
+            "links": [link for transfer in whole["transfers"] if (link := _link(transfer))],
+            "silent": silent,
+            "warnings": [
+                {key: warning[key] for key in ("time", "site", "kind", "code", "message", "times")}
+                for warning in whole["warnings"][-_WARNINGS:]
+            ],
+            "sentences": [" ".join(line.split()) for line in progress.outcome().sentences()],
+            "result": {key: whole[key] for key in _RESULT},
+        }
+
+
+def _measured(evaluation: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    keys = ("accuracy", "samples", "correct", "balanced_accuracy", "auc")
+    return None if evaluation is None else {key: evaluation.get(key) for key in keys}
+
+
+def _pool(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The members of the last train step that has any, each with a short curve."""
+    training = [step for step in steps if step["kind"] == StepKind.TRAIN and step["members"]]
+    return [
+        {
+            "member": member["member"],
+            "members": member["members"],
+            "epoch": member["epochs"][-1]["epoch"] if member["epochs"] else 0,
+            "epochs": member["epochs_planned"],
+            "kept": member["kept_epoch"],
+            "accuracy": member["accuracy"],
+            "curve": [[row["epoch"], row["loss"], row["accuracy"]] for row in _some(member["epochs"])],
+        }
+        for member in (training[-1]["members"] if training else ())
+    ]
+
+
+def _some(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Evenly many of them, with the last."""
+    every = -(-len(rows) // _POINTS)
+    return rows if every <= 1 else [*rows[:-1:every], rows[-1]]
+
+
+def _link(transfer: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An edge between two sites, as it is drawn; ways around only if they were taken."""
+    sender, receiver, state = transfer["sender"], transfer["receiver"], transfer["state"]
+    around = False
+    if "@" in transfer["edge"]:
+        source, _, need = edge_ends(EdgeId(transfer["edge"]))
+        around = need not in (None, source)
+    used = state in (EdgeState.MOVING, EdgeState.DONE, EdgeState.SETTLED) or transfer["retries"]
+    if not sender or sender == receiver or (around and not used):
+        return None
+    moved, retries = transfer["moved"], transfer["retries"]
+    done = moved[-1][1] if moved else 0
+    over = state in (EdgeState.DONE, EdgeState.SETTLED)
+    return {
+        "id": transfer["edge"], "from": sender, "to": receiver, "carries": transfer["carries"], "around": around,
+        "state": "done" if over else state,
+        "bytes": transfer["bytes"] if over else done, "total": transfer["bytes"],
+        "seconds": transfer["seconds"], "rate": _rate(transfer, over),
+        "retries": len(retries) + transfer["retries_left_out"],
+        "problem": f"{retries[-1]['message']} ({retries[-1]['code']})" if retries and not over else "",
+    }  # fmt: skip
+
+
+def _rate(transfer: Mapping[str, Any], over: bool) -> float | None:
+    """Bytes per second: of the whole, or of what has moved of late."""
+    seconds: float | None = transfer["seconds"]
+    if over:
+        return float(transfer["bytes"]) / seconds if seconds else None
+    late: list[tuple[float, int]] = transfer["moved"][-8:]
+    if len(late) < 2 or late[-1][0] - late[0][0] < _RATE_SECONDS:
+        return None
+    return max(0.0, (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0]))
+
+
+def _waits(report: RunReport | None, site: Mapping[str, Any], states: Mapping[str, EdgeState]) -> list[str]:
+    """Whose output a site still needs for the first of its steps that has to wait."""
+    if report is None or site["silence"] or site["state"] != RunState.RUNNING:
+        return []
+    now = replace(report, edges=tuple(replace(e, state=states.get(e.edge, e.state)) for e in report.edges))
+    told = {step["step"]: step["state"] for step in site["steps"]}
+    for step in report.steps:
+        if step.kind != StepKind.EVALUATE and told.get(step.step, step.state) == StepState.WAITING:
+            late = [str(other) for other in waits_for(now, step.step) if other != report.site]
+            if late:
+                return late
+    return []
