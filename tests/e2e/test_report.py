@@ -85,5 +85,5 @@ def test_from_its_data_the_same_page_is_drawn_without_any_site(bed: Bed, reporte
 
 def test_a_run_that_nobody_knows_has_no_report(bed: Bed, reported: Path) -> None:
     done = bed.launch("report", "--run", "never-was")
-    assert done.code and "Traceback" not in done.err
+    done.failed("E-RUN-UNKNOWN", done.code)
     assert not (bed.root / "never-was.html").exists()
