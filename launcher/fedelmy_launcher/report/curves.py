@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fedelmy_launcher.report.drawing import INK, drawing, style_of
 
@@ -36,7 +36,7 @@ def site_curves(site: Mapping[str, Any], *, name: str = "") -> str | None:
             _line(right, member, "accuracy", text, style)
         _finish(left, f"{site['name']}: loss", [member for _, member in runs], "loss")
         _finish(right, "accuracy on its validation data", [member for _, member in runs], "accuracy")
-        right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        right.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%" if share < 1.001 else ""))
         handles, texts = left.get_legend_handles_labels()
         if not handles:
             handles, texts = right.get_legend_handles_labels()

@@ -49,10 +49,10 @@ def pool_accuracies(history: Mapping[str, Any], *, name: str = "pool-accuracies"
                 axes.plot(members, spread, linestyle="", marker="o", markersize=5, markerfacecolor="white",
                           markeredgecolor=INK, zorder=2)  # fmt: skip
             if step["received_accuracy"] is not None:
-                axes.plot(step["received_accuracy"], row, linestyle="", marker="s", markersize=8, color=ORANGE,
+                axes.plot(step["received_accuracy"], row, linestyle="", marker="s", markersize=10, color=ORANGE,
                           markeredgecolor=INK, zorder=3)  # fmt: skip
             if step["validation_accuracy"] is not None:
-                axes.plot(step["validation_accuracy"], row, linestyle="", marker="D", markersize=8, color=BLUE,
+                axes.plot(step["validation_accuracy"], row, linestyle="", marker="D", markersize=6.5, color=BLUE,
                           markeredgecolor=INK, zorder=4)  # fmt: skip
         axes.set_yticks(range(len(rows)), [label(site) for site, _ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -84,7 +84,7 @@ def _words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} = {_words(item)}" for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(_words(item) for item in value)
+        return ", ".join(_words(item) for item in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return _DASH if value is None or value == "" else str(value)
