@@ -170,10 +170,19 @@ class Sites:
         words.setdefault(first, signed_cancel(run, first, reason, self.identity))
         return self.ask(lambda site, client: client.cancel(words[plans.get(site, first)]))
 
-    def prepare(self, plan: Plan, *, check_only: bool) -> tuple[dict[SiteName, PrepareAnswer], list[Refusal]]:
-        """Ask every site whether it would take its part; with `check_only` it then forgets the question."""
+    def prepare(
+        self, plan: Plan, *, check_only: bool, examine: bool = False, sites: Iterable[SiteName] | None = None
+    ) -> tuple[dict[SiteName, PrepareAnswer], list[Refusal]]:
+        """Ask every site, or these, whether it would take its part; with `check_only` it then forgets the question.
+
+        With `examine` it looks at all that it can, and a refusal is an answer without a state.
+        """
         slices = signed_slices(plan, self.identity)
-        return self.ask(lambda site, client: client.prepare(slices[site], check_only=check_only), sites=list(slices))
+
+        def question(site: SiteName, client: OperatorClient) -> PrepareAnswer:
+            return client.prepare(slices[site], check_only=check_only, examine=examine)
+
+        return self.ask(question, sites=list(slices if sites is None else sites))
 
 
 def prepare_run(sites: Sites, plan: Plan) -> dict[SiteName, RunReport]:

@@ -14,7 +14,7 @@ from fedelmy_launcher.listening import check_source
 from fedelmy_node.domain.events import Event
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.reports import RunReport
-from fedelmy_node.errors import FedelmyError, PeerError
+from fedelmy_node.errors import FedelmyError, PeerError, RunError
 from fedelmy_node.rpc.clients import OperatorClient
 
 __all__ = ["gather_history"]
@@ -27,6 +27,8 @@ def gather_history(sites: Sites, run: RunId) -> tuple[RunHistory, dict[SiteName,
     """The fold over what every site tells, its reports, and who did not answer; raises if nobody knows the run."""
     found, refusals = discover(sites, run)
     if not found:
+        if any(refusal.error.code == "E-RUN-UNKNOWN" for refusal in refusals):
+            raise RunError("E-RUN-UNKNOWN", f"no site that answers knows run {run}")
         raise refused(refusals)
     history = RunHistory(reported_run(run, found))
     # Asked again over connections that stand: so the answers' clocks can be compared with ours.

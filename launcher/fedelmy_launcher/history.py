@@ -130,7 +130,7 @@ class RunHistory:
         for name, report in known.items():
             site = self._sites[name]
             site.report, site.silence = report, None
-            clock = number(getattr(report, "clock", None))
+            clock = number(report.clock)
             site.offset = clock - self._taken_at if clock else site.offset
             if self.progress.sites[name].state == "asking":
                 self.progress.sites[name].state = report.state
@@ -209,7 +209,7 @@ class RunHistory:
         is_final = state in set(RunState) and RunState(state).is_final
         began_at, ended_at = min(began, default=None), max(ended, default=None) if is_final else None
         reports = [site.report for site in self._sites.values() if site.report is not None]
-        recipe = next((found for report in reports if (found := getattr(report, "recipe", None))), self._recipe)
+        recipe = next((found for report in reports if (found := report.recipe)), self._recipe)
         own = {site["name"]: site for site in result["sites"]}
         spans = {step: (when - shifts[by], by) for step, (when, by) in self._skipped_at.items()}
         return {
@@ -243,8 +243,7 @@ class RunHistory:
     ) -> dict[str, Any]:
         """A site's own part; `skipped`: when and by whom steps were gone around."""
         progress, report, shift = self.progress.sites[name], site.report, site.shift
-        found = getattr(report, "prepared", None)
-        prepared: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+        prepared: Mapping[str, Any] = report.prepared if report else {}
         steps = [site.steps[step.id] for step in self.progress.steps if step.id in site.steps]
         steps += [step for step in site.steps.values() if step not in steps]
         encoded = [step.encoded(shift) for step in steps]
@@ -263,8 +262,8 @@ class RunHistory:
             "silence": None if silence is None else {
                 "code": silence.code, "message": text(silence.message), "hint": text(silence.hint),
             },
-            "version": text(getattr(report, "version", ""), 64),
-            "plan_sha256": text(getattr(report, "plan_sha256", ""), 64),
+            "version": text(report.version if report else "", 64),
+            "plan_sha256": text(report.plan_sha256 if report else "", 64),
             "torch": text(prepared.get("torch"), 64),
             "device": text(prepared.get("device"), 64),
             "cpu_capability": text(prepared.get("cpu_capability"), 64),

@@ -89,7 +89,7 @@ class Simulation:
     def _job(self, kind: str, site: SiteName, visit: int, output: Path | None) -> Job:
         return Job(
             kind="train" if kind == "train" else "evaluate", site=site, visit=visit, recipe=self._plan.recipe,
-            data=self._data[site], device="cpu", output=output,
+            data=self._data[site], device="cpu", output=output, features=self._plan.recipe.features,
         )  # fmt: skip
 
     @staticmethod

@@ -172,6 +172,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-PEER-PROTOCOL": Entry(PeerError, "INTERNAL", "Check that the port belongs to a fedelmy node and that no proxy answers for it."),
     "E-PEER-CHAIN": Entry(PeerError, "FAILED_PRECONDITION", "List the sites in federation.toml instead, or have each one name the next with one --peer."),
     "E-PEER-BUSY": Entry(PeerError, "RESOURCE_EXHAUSTED", "Try again later; the node limits what it does at once."),
+    "E-PEER-CLOCK": Entry(PeerError, "FAILED_PRECONDITION", "Set the clocks of both machines by the network: `timedatectl set-ntp true`."),
     # store
     "E-STORE-UNWRITABLE": Entry(StoreError, "FAILED_PRECONDITION", "Give this user write access, or choose another directory with --state."),
     "E-STORE-LOCKED": Entry(StoreError, "FAILED_PRECONDITION", "Use the daemon that is running, or stop it first."),
@@ -212,6 +213,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-TRAINING-DIVERGED": Entry(TrainingError, "FAILED_PRECONDITION", "Lower the learning rate, or look for damaged samples."),
     "E-TRAINING-SAMPLES": Entry(TrainingError, "FAILED_PRECONDITION", "Give the site more samples, or leave it out of the federation."),
     "E-TRAINING-MODEL": Entry(TrainingError, "FAILED_PRECONDITION", "Check that the model fits the federation's input size, channels and classes."),
+    "E-TRAINING-MEMORY": Entry(TrainingError, "RESOURCE_EXHAUSTED", "Choose a smaller batch_size or model, or a device with more free memory."),
     "E-TRAINING-RANGE": Entry(TrainingError, "FAILED_PRECONDITION", "Set wire_dtype to bfloat16 or float32 in federation.toml."),
     "E-TRAINING-CHECKPOINT": Entry(TrainingError, "DATA_LOSS", "Training goes on by itself; check the disk of the state directory, and its free space."),
     # faults

@@ -27,11 +27,13 @@ from fedelmy_node.daemon.answers import report_of, with_asking
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.orders import decode_cancel
 from fedelmy_node.domain.events import Event, EventKind, RunState
+from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import (
     Absent,
     Health,
+    Measured,
     NeighbourState,
     NodeDescription,
     PrepareAnswer,
@@ -142,7 +144,7 @@ class _Node:
     def describe(self) -> NodeDescription:
         return _description()
 
-    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer:
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool, examine: bool) -> PrepareAnswer:
         """Who signed it is asked in another target; what a plan asks is put into words, as for the administrator."""
         plan = read_slice(signed.payload)
         prepared = replace(record().prepared, payload=signed.payload, slice=plan, operator=operator)
@@ -183,6 +185,9 @@ class _Node:
         if asker not in {neighbour.site for neighbour in journal().run(run).slice.neighbours}:
             raise ConsentError("E-CONSENT-EDGE", "no neighbour")
         return _Closable([NeighbourState(state=RunState.RUNNING)])
+
+    def measured(self, received: int) -> Measured:
+        return _measured(received)
 
     def begin(self, sender: SiteName, offer: Offer) -> int | Receipt:
         return self.inbox.begin(sender, offer)
@@ -407,6 +412,7 @@ def request_seeds() -> Mapping[str, list[bytes]]:
         "/fedelmy.v1.Control/Report": [run],
         "/fedelmy.v1.Control/Revoke": [_pb(control_pb2.RevokeRequest(list=lists)) for lists in papers.list_seeds()],
         "/fedelmy.v1.Peer/Watch": [_pb(peer_pb2.NeighbourWatch(run=RUN))],
+        "/fedelmy.v1.Peer/Measure": [join_frames([_pb(peer_pb2.MeasureBlock(data=b"x" * 70)), b""])],
         "/fedelmy.v1.Transfer/Begin": [_pb(convert.offer_to_pb(_offer()))],
         "/fedelmy.v1.Transfer/Send": [join_frames(blocks)],
         "/fedelmy.v1.Admin/Health": [b""],
@@ -441,7 +447,11 @@ def event_data() -> Mapping[EventKind, Mapping[str, Any]]:
     """Data as nodes tell them, one for each kind."""
     way = {"edge": EDGE, "peer": "north"}
     place = {"member": 1, "members": 3, "epoch": 2, "epochs": 5}
-    result = {"accuracy": 0.5, "samples": 10, "correct": 5}
+    result = {
+        "accuracy": 0.5, "samples": 10, "correct": 5, "received_accuracy": 0.4, "member_accuracies": [0.4, None],
+        "pool_distances": [[0.0, 1.5], [1.5, 0.0]], "embedding": {"points": [[0.5, -1.0]], "labels": [3], "of": 10},
+        "classes": {"cat": {"tp": 3, "fn": 1, "fp": 0, "tn": 6, "sensitivity": 0.75, "specificity": 1.0, "auc": None}},
+    }  # fmt: skip
     why = {"code": "E-PEER-UNREACHABLE", "message": "no answer in time"}
     return {
         EventKind.RUN: {"state": "running"},
@@ -462,6 +472,19 @@ def event_data() -> Mapping[EventKind, Mapping[str, Any]]:
     }  # fmt: skip
 
 
+def _measured(received: int) -> Measured:
+    return Measured(site=SITE, version="0.1.0", contracts=("fedelmy.v1",), clock=1.8e9, received=received)
+
+
+def _findings() -> tuple[Finding, ...]:
+    speed = {"bytes_per_second": 10**6, "round_trip_seconds": 0.01}
+    return (
+        Finding(subject="peer west", check="speed", verdict="ok", message="fast", facts=speed),
+        Finding(subject="device", check="time", verdict="ok", message="about 3 s", facts={"seconds": 3.0}),
+        Finding(subject="plan", check="refusal", verdict="failure", message="no room", code="E-STORE-DISK", fix="x"),
+    )
+
+
 @cache
 def answer_seeds() -> Mapping[str, list[bytes]]:
     steps = (StepId("train.2@south"), StepId("evaluate.2@south"))
@@ -479,7 +502,18 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
     )
     reports = [
         make_report(plan(), "south", origin=origin("train.1@north", without=("train.3@west",), by="south")),
-        make_report(plan(), "north", RunState.RUNNING, absent=(absent,), plan_id=PLAN_ID),
+        make_report(
+            plan(),
+            "north",
+            RunState.RUNNING,
+            absent=(absent,),
+            plan_id=PLAN_ID,
+            version="0.1.0",
+            clock=1.8e9,
+            recipe=encode(plan().recipe),
+            plan_sha256="cd" * 32,
+            prepared={"samples": {"train": 9}, "class_counts": {"cat": 4}, "missing_classes": ["dog"], "torch": "2.6"},
+        ),
         with_asking(make_report(plan(), SITE, RunState.PENDING), record(), Consent()),
     ]
     edges = tuple(edge.id for edge in record().slice.edges_out)
@@ -495,7 +529,11 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
     health = replace(health, warnings=("the certificate expires soon",), certificate_expires=1.8e9)
     return {
         "DescribeReply": [_pb(convert.description_to_pb(_description()))],
-        "PrepareReply": [_pb(control_pb2.PrepareReply(report=report, state="pending"))],
+        "PrepareReply": [
+            _pb(control_pb2.PrepareReply(report=report, state="pending")),
+            _pb(convert.answer_to_pb(PrepareAnswer(report={}, state=None, findings=_findings()))),
+        ],
+        "MeasureReply": [_pb(convert.measured_to_pb(_measured(70)))],
         "StartReply": [_pb(control_pb2.StartReply(state="running"))],
         "RevokeReply": [_pb(control_pb2.RevokeReply(number=3))],
         "ApproveReply": [_pb(admin_pb2.ApproveReply(state="prepared"))],

@@ -16,10 +16,12 @@ from typing import Any, Final
 
 import papers
 import scene
+from click import unstyle
 from google.protobuf.message import DecodeError, Message
 from mutate import split_frames
 from place import directory
 
+from fedelmy_launcher.checking import estimate
 from fedelmy_launcher.control import expiry_warnings
 from fedelmy_launcher.discovery import reported_run
 from fedelmy_launcher.progress import RunProgress
@@ -29,6 +31,7 @@ from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import parse_header
 from fedelmy_node.bundles.stream import StreamCheck
 from fedelmy_node.cli.audit import audit_line
+from fedelmy_node.cli.findings import finding_json, finding_lines
 from fedelmy_node.cli.runs import detail_lines, report_lines
 from fedelmy_node.config.decode import canonical_json, encode
 from fedelmy_node.config.strict_json import parse_json
@@ -99,6 +102,7 @@ REQUESTS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Control/Report": control_pb2.ReportRequest,
     "/fedelmy.v1.Control/Revoke": control_pb2.RevokeRequest,
     "/fedelmy.v1.Peer/Watch": peer_pb2.NeighbourWatch,
+    "/fedelmy.v1.Peer/Measure": peer_pb2.MeasureBlock,
     "/fedelmy.v1.Transfer/Begin": transfer_pb2.BeginRequest,
     "/fedelmy.v1.Transfer/Send": transfer_pb2.SendRequest,
     "/fedelmy.v1.Admin/Health": admin_pb2.HealthRequest,
@@ -113,6 +117,9 @@ _EMPTY: Final = ("Describe", "Health", "Runs")
 """Requests without fields need fewer inputs."""
 
 
+_STREAMS: Final = ("Send", "Measure")
+
+
 def _whole(data: bytes) -> list[bytes]:
     return [data]
 
@@ -120,13 +127,13 @@ def _whole(data: bytes) -> list[bytes]:
 def _request_targets() -> Iterator[Target]:
     for method in REQUESTS:
         name = method.rpartition("/")[2]
-        split = split_frames if name == "Send" else _whole
+        split = split_frames if name in _STREAMS else _whole
         yield Target(
             name=f"request {method.removeprefix('/fedelmy.v1.')}",
-            form="frames" if name == "Send" else "protobuf",
+            form="frames" if name in _STREAMS else "protobuf",
             seeds=lambda method=method: scene.request_seeds()[method],
             decode=lambda data, method=method, split=split: scene.doors().call(method, split(data)),
-            weight=1 if name in _EMPTY else 2 if name == "Send" else 4,
+            weight=1 if name in _EMPTY else 2 if name in _STREAMS else 4,
         )
 
 
@@ -141,6 +148,7 @@ ANSWERS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Control/Report": control_pb2.ReportReply,
     "/fedelmy.v1.Control/Revoke": control_pb2.RevokeReply,
     "/fedelmy.v1.Peer/Watch": peer_pb2.NeighbourState,
+    "/fedelmy.v1.Peer/Measure": peer_pb2.MeasureReply,
     "/fedelmy.v1.Transfer/Begin": transfer_pb2.BeginReply,
     "/fedelmy.v1.Transfer/Send": transfer_pb2.Receipt,
     "/fedelmy.v1.Admin/Health": admin_pb2.HealthReply,
@@ -156,7 +164,8 @@ ANSWERS: Final[Mapping[str, type[Message]]] = {
 def _answer_targets() -> Iterator[Target]:
     takers: Mapping[str, Callable[[Any], object]] = {
         "DescribeReply": _describe,
-        "PrepareReply": lambda reply: _must_be_json(encode(convert.answer_from_pb(reply))),
+        "PrepareReply": _prepare,
+        "MeasureReply": lambda reply: _must_be_json(encode(convert.measured_from_pb(reply))),
         "StartReply": lambda reply: convert.state_from_pb(reply.state),
         "CancelReply": lambda reply: convert.state_from_pb(reply.state),
         "Event": _fold,
@@ -183,6 +192,17 @@ def _answer_targets() -> Iterator[Target]:
             expected=(PeerError, DecodeError),
             weight=8 if name in ("Event", "ReportReply", "NeighbourState") else 2,
         )
+
+
+def _prepare(message: control_pb2.PrepareReply) -> None:
+    """A site's answer, as `check` shows it."""
+    answered = convert.answer_from_pb(message)
+    _must_be_json(encode(answered))
+    for finding in answered.findings:
+        for line in finding_lines(finding, label=f"{finding.subject}:"):
+            _must_be_plain(unstyle(line))
+        _must_be_json(finding_json(finding))
+    estimate(scene.plan(), {scene.SITE: answered.findings}, 10**6)
 
 
 def _describe(message: control_pb2.DescribeReply) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from fedelmy_node.cli.health import health
 from fedelmy_node.config.site import Given, load_site_config
+from fedelmy_node.daemon import vitals
 from fedelmy_node.daemon.node import Node
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.errors import InternalError
@@ -20,6 +25,8 @@ from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.admin import admin_client
 from fedelmy_node.rpc.dial import open_channel
 from fedelmy_node.rpc.serve import open_local_channel
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Running:
@@ -68,14 +75,83 @@ def check(running: Running, identity: Identity, service: str = "fedelmy.v1.Contr
         return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status)
 
 
+def probe(state: Path, *arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(health, [*arguments, "--state", str(state)], standalone_mode=False)
+    return done.return_value, done.output
+
+
 def test_health_on_the_network(running: Running, identities: Mapping[str, Identity]) -> None:
     for service in ("", "fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Transfer"):
-        assert check(running, identities["operator"], service) == health_pb2.HealthCheckResponse.SERVING
+        assert check(running, identities["operator"], service) == SERVING
 
 
-def test_health_tells_of_a_fault(running: Running, identities: Mapping[str, Identity]) -> None:
-    running.node._endpoint.not_serving()
-    assert check(running, identities["operator"]) == health_pb2.HealthCheckResponse.NOT_SERVING
+def test_a_service_that_is_not_there_is_not_found(running: Running, identities: Mapping[str, Identity]) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        check(running, identities["operator"], "fedelmy.v1.Admin")
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_a_full_disk_stops_transfers_alone(
+    running: Running, state: Path, identities: Mapping[str, Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vitals.Vitals, "disk", lambda _: (1_000_000, 10_000_000_000))
+    for service, serving in (("Control", True), ("Peer", True), ("Transfer", False)):
+        expected = SERVING if serving else NOT_SERVING
+        assert check(running, identities["operator"], f"fedelmy.v1.{service}") == expected
+    assert check(running, identities["operator"], "") == NOT_SERVING
+    with admin_client(state) as admin:
+        found = admin.health()
+    assert not found.serving and found.problems == (
+        "the disk of the state directory is full: 1.0 MB left (E-STORE-DISK)",
+    )
+    assert "only 1.0 MB left" in " ".join(found.warnings)
+    asked = {service: probe(state, "--service", service)[0] for service in ("control", "peer", "transfer")}
+    assert asked == {"control": 0, "peer": 0, "transfer": 1}
+    code, told = probe(state)
+    assert code == 1 and "transfer  does not work" in told
+    assert probe(state, "--quiet") == (1, "")
+
+
+def test_a_state_directory_that_cannot_be_written_stops_transfers(running: Running, state: Path) -> None:
+    state.chmod(0o500)
+    try:
+        broken = {name for name, serving in running.node._vitals.truth().items() if not serving}
+    finally:
+        state.chmod(0o700)
+    assert broken == (set() if os.geteuid() == 0 else {"", "fedelmy.v1.Transfer"})
+
+
+def test_an_expired_certificate_is_the_end_of_all_services(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals.time, "time", lambda: 5e9)
+    services = running.node._vitals.services()
+    assert {service.serving for service in services} == {False}
+    assert "has expired" in services[0].reason
+
+
+def test_whoever_watches_health_is_told_at_once(running: Running, identities: Mapping[str, Identity]) -> None:
+    with open_channel(
+        running.node.address, identities["north"], expect_role="site", expect_site=SiteName("south")
+    ) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answers = stub.Watch(health_pb2.HealthCheckRequest(service="fedelmy.v1.Transfer"), timeout=20)
+        assert next(answers).status == SERVING
+        begun = time.monotonic()
+        running.node.stop()
+        assert next(answers).status == NOT_SERVING
+        assert time.monotonic() - begun < 2.0
+        assert list(answers) == []
+    running.thread.join(20)
+    assert time.monotonic() - begun < 5.0, "watchers do not hold the shutdown up"
+
+
+def test_warnings_of_data_that_are_not_there(state: Path) -> None:
+    running = Running(Node(load_site_config(Given(state=state, listen="127.0.0.1:0", data="npz:/gone.npz"))))
+    try:
+        code, told = probe(state)
+    finally:
+        running.end()
+    assert code == 0 and "warning:  the data do not exist" in told
+    assert "/gone" not in told
 
 
 def test_a_fault_of_the_executor_ends_the_node(running: Running) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -216,7 +216,9 @@ class SimArrival:
 class SimTrainer:
     """Stands in for Trainer: ends when the world lets it."""
 
-    def __init__(self, home: Home, job: Job, directory: Path, tell: Callable[[Message], None]) -> None:
+    def __init__(
+        self, home: Home, job: Job, directory: Path, tell: Callable[[Message], None], about: Mapping[str, str]
+    ) -> None:
         self.job, self.tell = job, tell
         self.inputs: tuple[Path, ...] | None = None
         self.told = False

@@ -4,7 +4,7 @@ does not disclose, a clock that is wrong, and texts that would like to be markup
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from federations import make_plan
@@ -22,16 +22,6 @@ HOSTILE = '<script>alert(1)</script> & "quotes"'
 BEGAN = 1_800_000_000.0
 SHA = "ab" * 32
 MODEL = 69448
-
-
-@dataclass(frozen=True, kw_only=True)
-class FullReport(RunReport):
-    """A report of a site that tells what it found in Prepare."""
-
-    recipe: Any = field(default_factory=dict)
-    prepared: Any = field(default_factory=dict)
-    version: str = ""
-    clock: float = 0.0
 
 
 class Teller:
@@ -185,7 +175,6 @@ def reports_of(*, ahead: float = 0.0, asked: float = BEGAN + 100) -> dict[SiteNa
     reports = {}
     for name in ("north", "east", "west"):
         told = make_report(plan, name, RunState.DONE, origin=whole, sha256=SHA, edges=closed)
-        values = {key: getattr(told, key) for key in RunReport.__dataclass_fields__}
         counts = {text: 10 * number + len(name) for number, text in enumerate(CLASSES)}
         prepared = {
             "samples": {"train": 300, "validation": 33, "test": 37}, "class_counts": counts, "missing_classes": [],
@@ -199,8 +188,9 @@ def reports_of(*, ahead: float = 0.0, asked: float = BEGAN + 100) -> dict[SiteNa
             "strategy": {"name": "fedelmy", "pool_size": 3}, "seed": 3, "wire_dtype": "float32",
         }  # fmt: skip
         clock = asked + (ahead if name == "west" else 0.1)
-        full = {"prepared": prepared, "recipe": recipe, "version": "0.1.0", "clock": clock, "plan_sha256": "cd" * 32}
-        reports[SiteName(name)] = FullReport(**(values | full))
+        reports[SiteName(name)] = replace(
+            told, prepared=prepared, recipe=recipe, version="0.1.0", clock=clock, plan_sha256="cd" * 32
+        )
     return reports
 
 

@@ -82,9 +82,13 @@ def loaded_by(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import fedelmy_node.daemon.node", HEAVY | {"numpy", "rich"}),
-        ("import fedelmy_node.cli, fedelmy_launcher.cli", HEAVY | {"numpy", "grpc", "cryptography", "rich"}),
+        ("import fedelmy_node.daemon.node", HEAVY | {"numpy", "rich", "prometheus_client"}),
+        (
+            "import fedelmy_node.cli, fedelmy_launcher.cli",
+            HEAVY | {"numpy", "grpc", "cryptography", "rich", "prometheus_client"},
+        ),
         ("import fedelmy_launcher.control, fedelmy_launcher.screen, fedelmy_launcher.plans", HEAVY | {"numpy"}),
+        ("import fedelmy_launcher.history, fedelmy_launcher.cli.report", HEAVY | {"numpy", "matplotlib", "jinja2"}),
         ("import fedelmy_launcher.federation_file", HEAVY | {"numpy", "grpc"}),
         ("import fedelmy_node.training.trainer, fedelmy_node.training.step", {"grpc", "cryptography", "fedelmy_proto"}),
     ],

@@ -12,7 +12,7 @@ from federations import make_plan
 from reports import make_report
 from small_recipes import job, recipe
 
-from fedelmy_node.config.consent import Consent
+from fedelmy_node.config.consent import EVERYTHING, Consent
 from fedelmy_node.daemon.disclosure import KEYS, Disclosed
 from fedelmy_node.domain.event_data import check_event_data
 from fedelmy_node.domain.events import Event, EventKind
@@ -46,6 +46,17 @@ def test_what_is_not_disclosed_is_not_told() -> None:
     assert COUNTS.data({"samples": {"train": 9}, "class_counts": {"0": 9}, "missing_classes": []}) == {
         "samples": {"train": 9}
     }
+
+
+def test_features_are_told_only_by_a_site_that_says_so() -> None:
+    """Whoever tells the usual tells nothing about single samples."""
+    done = {"state": "done", "result": EVALUATION | {"embedding": {"points": [[1.0, 2.0]], "labels": [3], "of": 1}}}
+    willing = Disclosed(Consent(disclose=EVERYTHING))
+    assert willing.data(done) == done
+    assert ALL.data(done)["result"] == EVALUATION
+    report = replace(make_report(make_plan(), "north"), prepared={"samples": {"train": 9}, "torch": "2.6"})
+    assert COUNTS.report(report).prepared == report.prepared
+    assert NONE.report(report).prepared == {"torch": "2.6"}
 
 
 def test_ratios_without_their_counts_are_rounded() -> None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedelmy_node.errors import BundleError, TrainingError
 from fedelmy_node.training.flat import BLOCK, FlatModel, Weights
-from fedelmy_node.training.pool import Pool, mean_weights
+from fedelmy_node.training.pool import Pool, distances_between, mean_weights
 
 
 def weights(*values, count=0, running=0.0):
@@ -37,6 +37,11 @@ def test_a_large_mean_is_the_mean_of_every_piece():
     mean = mean_weights([Weights(vector=vector, rest={}) for vector in vectors])
     assert torch.equal(mean.vector, (vectors.double().sum(dim=0) / 3).float())
     assert mean.vector.dtype == torch.float32
+
+
+def test_distances_are_those_of_the_parameters():
+    table = distances_between([weights(0.0, 0.0, running=9.0), weights(3.0, 4.0), weights(0.0, 1.0)])
+    assert table == [[0, 5, 1], [5, 0, pytest.approx(18**0.5)], [1, pytest.approx(18**0.5), 0]]
 
 
 def test_the_mean_is_nobodys_memory():

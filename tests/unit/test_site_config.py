@@ -37,7 +37,7 @@ def test_defaults(tmp_path: Path) -> None:
     config = load_site_config(Given(state=tmp_path))
     assert config.listen == "0.0.0.0:50051"
     assert (config.peers, config.data, config.consent) == ((), None, Consent())
-    assert config.consent.discloses_all and not config.consent.require_approval
+    assert config.consent.discloses_usual and not config.consent.require_approval
     assert (config.device, config.unreadable, config.keep_pool) == ("auto", "refuse", False)
 
 

@@ -10,6 +10,7 @@ from small_recipes import job, recipe, task
 from fedelmy_node.bundles.check import check_bundle
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.config.decode import encode
+from fedelmy_node.domain.event_data import check_result
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import ModelSpec, Training
 from fedelmy_node.errors import BundleError, ConfigError, RunError, TrainingError
@@ -63,6 +64,10 @@ def test_a_chain_of_two_sites_learns_the_digits(trained, tmp_path):
         emit=lambda *event: events.append(event),
     )
     assert len(second.report["member_accuracies"]) == 2
+    assert second.report["received_accuracy"] > 0.5
+    distances = second.report["pool_distances"]
+    assert [len(row) for row in distances] == [3, 3, 3]
+    assert all(distances[i][i] == 0 < distances[i][j] for i in range(3) for j in range(3) if i != j)
     assert second.report["validation_accuracy"] > 0.8
     assert {data["phase"] for kind, data in events if kind is EventKind.EPOCH} == {"member"}
     check_bundle(tmp_path / "second", read_header(path).manifest)
@@ -72,6 +77,22 @@ def test_a_chain_of_two_sites_learns_the_digits(trained, tmp_path):
     assert result["accuracy"] > 0.8
     assert list(result["classes"]) == [str(digit) for digit in range(10)]
     json.dumps(result, allow_nan=False)
+
+
+def test_features_are_drawn_only_if_they_are_asked_for(trained, tmp_path):
+    path, _ = trained
+    plain = do(job("evaluate", recipe()), path).report
+    drawn = do(dataclasses.replace(job("evaluate", recipe()), features=40), path).report
+    embedding = drawn.pop("embedding")
+    assert drawn == plain
+    assert len(embedding["points"]) == len(embedding["labels"]) == 40
+    assert embedding["of"] == 179
+    assert set(embedding["labels"]) <= set(range(10))
+    check_result(drawn | {"embedding": embedding})
+    # Samples of one class lie together: a nearest neighbour usually is of the same class.
+    points, labels = torch.tensor(embedding["points"]), torch.tensor(embedding["labels"])
+    nearest = (torch.cdist(points, points) + torch.eye(40) * 1e9).argmin(dim=1)
+    assert (labels[nearest] == labels).float().mean() > 0.5
 
 
 def test_nothing_of_an_earlier_job_shows_in_a_later_one(trained, tmp_path):

@@ -13,6 +13,8 @@ from fedelmy_node.domain.names import address, site_name
 from fedelmy_node.errors import ConfigError, IdentityError, RunError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from fedelmy_launcher.control import Sites
     from fedelmy_node.domain.federation import Federation
     from fedelmy_node.domain.names import RunId
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "federation_argument", "target_arguments", "operator_options", "run_option", "at_option", "head_option",
     "json_option", "load_operator", "described_federation", "Target", "target_of", "federation_file",
-    "open_sites", "find_run",
+    "open_sites", "find_run", "federation_files",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,14 +31,22 @@ _TARGET = "Give [FEDERATION] [RUN], in any order: what ends with .toml, has a sl
 
 
 def federation_argument(function: F) -> F:
-    return click.argument("federation", type=click.Path(path_type=Path, dir_okay=False), default="federation.toml")(
-        function
-    )
+    return click.argument(
+        "federation", type=click.Path(path_type=Path, dir_okay=False), default="federation.toml",
+        shell_complete=federation_files,
+    )(function)  # fmt: skip
+
+
+def federation_files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For `shell_complete`: files that may be federations."""
+    from fedelmy_node.cli.completion import complete_federation
+
+    return complete_federation(ctx, parameter, incomplete)
 
 
 def target_arguments(function: F) -> F:
     """[FEDERATION] [RUN] as `words`, --run and --at."""
-    words = click.argument("words", nargs=-1, metavar="[FEDERATION] [RUN]")
+    words = click.argument("words", nargs=-1, metavar="[FEDERATION] [RUN]", shell_complete=federation_files)
     run = run_option("The run, as the argument RUN.  [default: the newest of this federation that was not cancelled]")
     return words(run(at_option(function)))
 

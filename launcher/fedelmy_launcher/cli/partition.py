@@ -9,17 +9,30 @@ import click
 
 from fedelmy_launcher.cli.options import json_option
 from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.cli.options import data_kinds
 
 __all__ = ["partition"]
 
 
 @click.command()
-@click.argument("source", metavar="KIND[:PATH]")
+@click.argument("source", metavar="KIND[:PATH]", shell_complete=data_kinds)
 @click.option("--site", "sites", multiple=True, required=True, metavar="NAME", help="A site; repeat for each.")
-@click.option("--method", type=click.Choice(["iid", "dirichlet"]), default="dirichlet", show_default=True)
+@click.option(
+    "--method",
+    type=click.Choice(["iid", "dirichlet"]),
+    default="dirichlet",
+    show_default=True,
+    help="Evenly, or with classes that are uneven among the sites.",
+)
 @click.option("--alpha", type=float, help="Skew of dirichlet: the smaller, the more uneven.  [default: 0.5]")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("parts"), show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same parts.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("parts"),
+    show_default=True,
+    help="Where the indices files go.",
+)
 @json_option
 def partition(
     source: str, sites: tuple[str, ...], method: Literal["iid", "dirichlet"], alpha: float | None, seed: int,

@@ -15,6 +15,7 @@ from fedelmy_launcher.cli.options import (
     at_option,
     described_federation,
     federation_file,
+    federation_files,
     head_option,
     json_option,
     load_operator,
@@ -40,7 +41,12 @@ __all__ = ["run_command"]
 
 
 @click.command("run")
-@click.argument("federation", type=click.Path(path_type=Path, dir_okay=False), required=False)
+@click.argument(
+    "federation",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=False,
+    shell_complete=federation_files,
+)
 @run_option("Take this run up again, or give a new one its name.")
 @click.option("--attach", metavar="RUN", help="Follow this run from any machine; nothing is prepared or started.")
 @head_option

@@ -27,7 +27,7 @@ class _Box:
     state: str
     lines: tuple[str, ...]
     look: str
-    """done, busy, waiting, bad or skipped."""
+    """done, trained, busy, waiting, bad or skipped."""
     x: float
     y: float
 
@@ -90,15 +90,21 @@ def _box(site: Mapping[str, Any], x: float, y: float) -> _Box:
         look = "bad"
     elif site["state"] == "running" and site["doing"] not in ("", "waiting"):
         look = "busy"
+    elif site["state"] == "running" and _has_trained(site):
+        look = "trained"
     else:
         look = "waiting"
-    state = site["doing"] if look == "busy" else site["state"]
+    state = {"busy": site["doing"], "trained": "has trained"}.get(look, site["state"])
     accuracy = (site["evaluation"] or {}).get("accuracy")
     if accuracy is not None:
         lines.append(f"result: {percent(accuracy)} here")
     elif site["training_seconds"]:
         lines.append(f"trained {_seconds(site['training_seconds'])}")
     return _Box(site["name"], state, tuple(lines[:2]), look, x, y)
+
+
+def _has_trained(site: Mapping[str, Any]) -> bool:
+    return any(step["kind"] == "train" and step["state"] == "done" for step in site["steps"])
 
 
 def _arrow(sender: int, receiver: int, transfer: Mapping[str, Any] | None) -> _Arrow:
@@ -135,7 +141,7 @@ def _words(transfer: Mapping[str, Any], is_done: bool, around: bool) -> tuple[st
     words = f"{size} in {_seconds(transfer['seconds'])}" if transfer["seconds"] is not None else size
     if not is_done:
         moved = transfer["moved"][-1][1] if transfer["moved"] else 0
-        words = f"{bytes_text(moved)} of {size}"
+        words = f"{bytes_text(moved)} of {size}" if transfer["bytes"] else "nothing yet"
     tries = len(transfer["retries"]) + transfer["retries_left_out"]
     if tries:
         failed = f"after {tries} failed {'try' if tries == 1 else 'tries'}"

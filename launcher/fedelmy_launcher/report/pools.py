@@ -86,13 +86,16 @@ def pool_distances(history: Mapping[str, Any], *, name: str = "pool-distances") 
     lines = -(-len(known) // columns)
     width = min(9.0, 2.3 * columns + 0.9)
     with drawing(name, "Distances between the models of each site's pool", width=width, height=2.35 * lines) as canvas:
-        cmap = mpl.colormaps["cividis"]
+        cmap = mpl.colormaps["cividis"].resampled(40)  # with more steps, the scale beside would be an image
         panels = grid_of(canvas, len(known), columns)
         for axes, (site, rows) in zip(panels, known, strict=True):
-            image = axes.imshow(rows, cmap=cmap, vmin=0.0, vmax=highest)
+            # Not an image: cells stay sharp in print, and the page has no data but text.
+            image = axes.pcolormesh(rows, cmap=cmap, vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.5)
+            axes.set_aspect("equal")
+            axes.invert_yaxis()
             ticks = range(0, len(rows), max(1, len(rows) // 8))
-            axes.set_xticks(ticks, [str(tick) for tick in ticks])
-            axes.set_yticks(ticks, [str(tick) for tick in ticks])
+            axes.set_xticks([tick + 0.5 for tick in ticks], [str(tick) for tick in ticks])
+            axes.set_yticks([tick + 0.5 for tick in ticks], [str(tick) for tick in ticks])
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
             axes.set_title(label(site))
@@ -100,7 +103,7 @@ def pool_distances(history: Mapping[str, Any], *, name: str = "pool-distances") 
                 for down, row in enumerate(rows):
                     for across, value in enumerate(row):
                         dark = value < 0.55 * highest
-                        axes.text(across, down, f"{value:.3g}", ha="center", va="center",
+                        axes.text(across + 0.5, down + 0.5, f"{value:.3g}", ha="center", va="center",
                                   fontsize=7 if len(rows) > 5 else 8, color="white" if dark else "black")  # fmt: skip
         canvas.figure.colorbar(image, ax=panels, shrink=0.8, label="L2 distance", pad=0.02)
     return canvas.svg

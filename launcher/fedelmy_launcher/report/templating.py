@@ -64,11 +64,13 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.2f} s"
     if seconds < 120:
         return f"{seconds:.1f} s"
-    for small, large, size in (("s", "min", 60), ("min", "h", 3600), ("h", "d", 86400)):
-        whole, rest = divmod(round(seconds), size)
-        if size == 86400 or whole < {60: 120, 3600: 48}[size]:
-            return f"{whole} {large} {rest * {60: 1, 3600: 60, 86400: 24}[size] // size} {small}"
-    return ""
+    large, size, small, part = "d", 86400, "h", 3600
+    if seconds < 7200:
+        large, size, small, part = "min", 60, "s", 1
+    elif seconds < 172800:
+        large, size, small, part = "h", 3600, "min", 60
+    whole, rest = divmod(round(seconds), size)
+    return f"{whole} {large} {rest // part} {small}"
 
 
 def _number(value: float | int | None, digits: int = 3) -> str:

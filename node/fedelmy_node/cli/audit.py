@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.cli.options import json_option, state_option
+from fedelmy_node.cli.options import json_option, run_names, state_option
 from fedelmy_node.errors import ConfigError, StoreError
 
 __all__ = ["audit", "audit_line", "record_locally"]
@@ -77,7 +77,7 @@ def verify_log(expect: str, state: Path, as_json: bool) -> None:
 @audit.command("show")
 @click.option("--since", metavar="DURATION", help="Only what is younger, as 12h or 2d.")
 @click.option("--act", "acts", multiple=True, metavar="ACT", help="Only such acts, as plan-accepted. Repeatable.")
-@click.option("--run", "run", metavar="RUN", help="Only what concerns this run.")
+@click.option("--run", "run", metavar="RUN", shell_complete=run_names, help="Only what concerns this run.")
 @state_option
 @json_option
 def show_log(since: str | None, acts: tuple[str, ...], run: str | None, state: Path, as_json: bool) -> None:

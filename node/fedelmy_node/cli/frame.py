@@ -9,8 +9,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -19,7 +20,10 @@ from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import EXIT_DETACHED, FedelmyError, InternalError
 from fedelmy_node.store.details import has_details
 
-__all__ = ["LazyGroup", "run", "emit_json", "configure_logging"]
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+__all__ = ["LazyGroup", "run", "emit_json", "configure_logging", "held_back"]
 
 _LINE_CHARACTERS: Final = 4096
 """Of a line of a log; longer ones are cut."""
@@ -42,6 +46,15 @@ class LazyGroup(click.Group):
         module, _, attribute = self._lazy[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names of commands without importing one of them; options as every command."""
+        from click.shell_completion import CompletionItem
+
+        items = [CompletionItem(name, help=text) for name, (_, text) in self._lazy.items()]
+        return [item for item in items if item.value.startswith(incomplete)] + click.Command.shell_complete(
+            self, ctx, incomplete
+        )
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -103,10 +116,42 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
+@contextmanager
+def held_back() -> Iterator[None]:
+    """What is logged meanwhile is written at the end, by whichever handlers there are then: the site's name may not
+    be known yet."""
+    root, held = logging.getLogger(), _Held()
+    before, root.handlers = root.handlers, [held]
+    try:
+        yield
+    finally:
+        if root.handlers == [held]:
+            root.handlers = before
+        for record in held.records:
+            root.handle(record)
+
+
+class _Held(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def _moment(record: logging.LogRecord, between: str = "T") -> str:
+    """RFC 3339, UTC: sites are in many places, and their logs are laid side by side."""
+    return time.strftime(f"%Y-%m-%d{between}%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+
+
 class _TextFormatter(logging.Formatter):
     def __init__(self, context: Mapping[str, str]) -> None:
         prefix = "".join(f" {value}" for value in context.values())
         super().__init__(f"%(asctime)s %(levelname)-7s{prefix} %(run)s%(message)s", defaults={"run": ""})
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
+        return _moment(record, " ")
 
     def format(self, record: logging.LogRecord) -> str:
         run = record.__dict__.get("run")
@@ -134,7 +179,7 @@ class _JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "time": _moment(record),
             "level": record.levelname.lower(),
             **self._context,
             **{key: record.__dict__[key] for key in ("run", "step") if record.__dict__.get(key)},

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.cli.options import json_option, state_option
+from fedelmy_node.cli.options import data_kinds, json_option, run_names, state_option
 
 if TYPE_CHECKING:
     from fedelmy_node.domain.reports import ResultModel
 
 __all__ = ["model"]
 
-_run_argument = click.argument("run", required=False)
+_run_argument = click.argument("run", required=False, shell_complete=run_names)
 
 
 @click.group()
@@ -48,6 +48,11 @@ def export(run: str | None, out: Path, bundle: bool, state: Path, as_json: bool)
 
     The file is a plain state dict: `module.load_state_dict(safetensors.torch.load_file(FILE))`. Model, classes
     and input format are in its metadata.
+
+    \b
+    Examples:
+      fedelmy-node model export --out model.safetensors
+      fedelmy-node model export xray-20270301-120000-4f2a --bundle --out bundle.safetensors
     """
     from fedelmy_node.durable import replacing
     from fedelmy_node.errors import ConfigError
@@ -70,11 +75,22 @@ def export(run: str | None, out: Path, bundle: bool, state: Path, as_json: bool)
 
 @model.command()
 @_run_argument
-@click.option("--data", metavar="KIND[:PATH]", help="Other data than this site's; all of it is test data.")
+@click.option(
+    "--data",
+    metavar="KIND[:PATH]",
+    shell_complete=data_kinds,
+    help="Other data than this site's; all of it is test data.",
+)
 @state_option
 @json_option
 def evaluate(run: str | None, data: str | None, state: Path, as_json: bool) -> None:
-    """Measure the result of RUN on this site's test data, or on other data."""
+    """Measure the result of RUN on this site's test data, or on other data.
+
+    \b
+    Examples:
+      fedelmy-node model evaluate
+      fedelmy-node model evaluate --data imagefolder:/data/new-scanner --json
+    """
     found = _find(run, state)
     from fedelmy_node.training.use import evaluate_model
 
@@ -93,12 +109,18 @@ def evaluate(run: str | None, data: str | None, state: Path, as_json: bool) -> N
 
 @model.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--run", help="The run.  [default: the newest that has a result here]")
+@click.option("--run", shell_complete=run_names, help="The run.  [default: the newest that has a result here]")
 @click.option("--top", type=click.IntRange(1), default=1, show_default=True, help="How many classes to name.")
 @state_option
 @json_option
 def predict(files: tuple[Path, ...], run: str | None, top: int, state: Path, as_json: bool) -> None:
-    """Classify image FILES with the result of a run."""
+    """Classify image FILES with the result of a run.
+
+    \b
+    Examples:
+      fedelmy-node model predict scan-17.png
+      fedelmy-node model predict --top 3 --json scans/*.png
+    """
     found = _find(run, state)
     from fedelmy_node.training.use import predict_files
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.cli.options import json_option, state_flag, state_option
+from fedelmy_node.cli.options import json_option, run_names, state_flag, state_option
 from fedelmy_node.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def list_runs(state: Path, as_json: bool) -> None:
 
 
 @runs.command("show")
-@click.argument("run")
+@click.argument("run", shell_complete=run_names)
 @state_option
 @json_option
 def show_run(run: str, state: Path, as_json: bool) -> None:
@@ -108,10 +108,12 @@ def report_lines(report: RunReport, flag: str = "", *, waits: bool = True) -> It
     yield from (f"  - {sentence}" for sentence in report.asked)
     if report.state == "pending":
         if waits:
-            yield "  It waits for you. Yes or no:"
+            yield f"  It waits for you{_until(report)}. Yes or no:"
             yield f"    fedelmy-node runs approve {report.run}{flag}"
             yield f"    fedelmy-node runs refuse {report.run} --reason TEXT{flag}"
         return  # there is nothing to tell of steps and transfers
+    if report.expires_at:
+        yield f"  It waits for the operator to start it{_until(report)}."
     for step in report.steps:
         accuracy = step.result.get("accuracy")
         note = f"accuracy {accuracy:.4f}" if isinstance(accuracy, float) else step.sha256[:16]
@@ -131,6 +133,13 @@ def report_lines(report: RunReport, flag: str = "", *, waits: bool = True) -> It
         yield f"  {skip_text(skip)}"
 
 
+def _until(report: RunReport) -> str:
+    """When a run that nobody decides on expires, if that is known."""
+    if not report.expires_at:
+        return ""
+    return f", until {datetime.fromtimestamp(report.expires_at):%Y-%m-%d %H:%M}"
+
+
 def _edge_state(edge: EdgeReport, report: RunReport) -> str:
     sends = edge.sender == report.site
     other = edge.receiver if sends else edge.sender
@@ -145,7 +154,7 @@ def _edge_state(edge: EdgeReport, report: RunReport) -> str:
 
 
 @runs.command("approve")
-@click.argument("run")
+@click.argument("run", shell_complete=run_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @state_option
 @json_option
@@ -178,7 +187,7 @@ def approve_run(run: str, yes: bool, state: Path, as_json: bool) -> None:
 
 
 @runs.command("refuse")
-@click.argument("run")
+@click.argument("run", shell_complete=run_names)
 @click.option("--reason", default="", help="Why; the operator is told.")
 @state_option
 @json_option
@@ -204,7 +213,7 @@ def refuse_run(run: str, reason: str, state: Path, as_json: bool) -> None:
 
 
 @runs.command("prune")
-@click.argument("names", nargs=-1, metavar="[RUN]...")
+@click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=run_names)
 @click.option("--older-than", metavar="DURATION", help="Every run that is over and so old, as 12h or 30d.")
 @click.option("--dry-run", is_flag=True, help="Only show what would go.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -11,8 +11,8 @@ from types import FrameType
 
 import click
 
-from fedelmy_node.cli.frame import configure_logging
-from fedelmy_node.cli.options import state_option
+from fedelmy_node.cli.frame import configure_logging, held_back
+from fedelmy_node.cli.options import config_option, insecure_options, site_options, state_option
 from fedelmy_node.errors import FedelmyError, InternalError
 
 __all__ = ["serve"]
@@ -21,54 +21,18 @@ _OPEN_FILES = 65_536
 
 
 @click.command(short_help="Run the node.")
+@site_options
 @click.option(
-    "--peer",
-    "peers",
-    multiple=True,
-    metavar="[SITE=]HOST:PORT",
-    envvar="FEDELMY_PEER",
+    "--metrics",
+    metavar="[HOST:]PORT",
+    envvar="FEDELMY_METRICS",
     show_envvar=True,
-    help="A site that this one agrees to send to, and where. Repeatable.",
-)
-@click.option(
-    "--data",
-    metavar="KIND[:PATH]",
-    envvar="FEDELMY_DATA",
-    show_envvar=True,
-    help="This site's data, such as imagefolder:/data/xray or digits.",
-)
-@click.option(
-    "--indices",
-    type=click.Path(path_type=Path),
-    envvar="FEDELMY_INDICES",
-    show_envvar=True,
-    help="Take only the samples that this file names (see fedelmy-launch partition).",
-)
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    envvar="FEDELMY_LISTEN",
-    show_envvar=True,
-    help="Where to listen.  [default: 0.0.0.0:50051]",
-)
-@click.option(
-    "--device",
-    metavar="auto|cpu|cuda[:N]",
-    envvar="FEDELMY_DEVICE",
-    show_envvar=True,
-    help="What to train on.  [default: auto]",
+    help="Serve Prometheus metrics here, without TLS; without HOST: on 127.0.0.1 alone.  [default: off]",
 )
 @state_option
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    envvar="FEDELMY_CONFIG",
-    show_envvar=True,
-    help="The site's settings.  [default: site.toml in the state directory, if it is there]",
-)
+@config_option
 @click.option("--keep-pool", is_flag=True, default=None, help="Keep every pool member on disk, not only the mean.")
-@click.option("--insecure", is_flag=True, help="No TLS at all: for a trial on one machine, never across a network.")
-@click.option("--site", metavar="NAME", help="This site's name; needed only with --insecure.")
+@insecure_options
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
@@ -79,7 +43,8 @@ _OPEN_FILES = 65_536
 )
 def serve(
     peers: tuple[str, ...], data: str | None, indices: Path | None, listen: str | None, device: str | None,
-    state: Path, config: Path | None, keep_pool: bool | None, insecure: bool, site: str | None, log_format: str,
+    metrics: str | None, state: Path, config: Path | None, keep_pool: bool | None, insecure: bool, site: str | None,
+    log_format: str,
 ) -> None:  # fmt: skip
     """Run the node of this site until it is stopped.
 
@@ -90,6 +55,7 @@ def serve(
     Examples:
       fedelmy-node serve --peer south.example:50051
       fedelmy-node serve --peer south=10.0.0.7:50051 --data imagefolder:/data/xray --device cuda:0
+      fedelmy-node serve --metrics 9465 --log-format json
     """
     from fedelmy_node.config.site import Given, load_site_config
     from fedelmy_node.daemon.node import Node
@@ -101,10 +67,11 @@ def serve(
     configure_logging(log_format, {})
     given = Given(
         state=state, config=config, site=site, listen=listen, peers=peers, data=data, indices=indices,
-        device=device, keep_pool=keep_pool, insecure=insecure,
+        device=device, keep_pool=keep_pool, metrics=metrics, insecure=insecure,
     )  # fmt: skip
-    node = Node(load_site_config(given))
-    configure_logging(log_format, {"site": node.site})
+    with held_back():  # until the certificate has said who this site is
+        node = Node(load_site_config(given))
+        configure_logging(log_format, {"site": node.site})
     logging.getLogger().addHandler(DetailsHandler(Layout(state).details))
     threading.excepthook = _log_fault
     if insecure:

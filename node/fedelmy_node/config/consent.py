@@ -12,11 +12,13 @@ from typing import Final, Literal, get_args
 from fedelmy_node.domain.names import site_name
 from fedelmy_node.errors import ConfigError
 
-__all__ = ["Consent", "Disclosure", "EVERYTHING"]
+__all__ = ["Consent", "Disclosure", "USUAL", "EVERYTHING"]
 
-Disclosure = Literal["sample-counts", "class-counts", "metrics"]
+Disclosure = Literal["sample-counts", "class-counts", "metrics", "features"]
 """Numbers about a site's data that operators may be told."""
 EVERYTHING: Final[tuple[Disclosure, ...]] = get_args(Disclosure)
+USUAL: Final[tuple[Disclosure, ...]] = ("sample-counts", "class-counts", "metrics")
+"""What is told unless a site says otherwise: nothing about single samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,7 @@ class Consent:
     """Size of one bundle in MB (10^6 bytes): disk, memory and traffic grow with it."""
     max_change: float | None = None
     """How far a received model may be from the run's initial one, in lengths of the initial one."""
-    disclose: tuple[Disclosure, ...] = EVERYTHING
+    disclose: tuple[Disclosure, ...] = USUAL
     """What operators are told beside progress and errors; the administrator on this machine sees everything."""
     require_approval: bool = False
     """A plan that passes all checks waits until the administrator says `fedelmy-node runs approve RUN`."""
@@ -68,10 +70,15 @@ class Consent:
             "class-counts" not in self.disclose or "sample-counts" in self.disclose,
             'disclose has "class-counts" and not "sample-counts", but who knows the first knows the second',
         )
+        _require(
+            "features" not in self.disclose or "class-counts" in self.disclose,
+            'disclose has "features" and not "class-counts", but the picture shows every sample with its class',
+        )
 
     @property
-    def discloses_all(self) -> bool:
-        return set(self.disclose) == set(EVERYTHING)
+    def discloses_usual(self) -> bool:
+        """Whether nothing is kept back that sites usually tell."""
+        return set(self.disclose) >= set(USUAL)
 
 
 def _require(condition: bool, message: str) -> None:

@@ -46,6 +46,8 @@ class _SiteTable:
     """A plan that was accepted but not started expires after so long."""
     keep_runs: int = 50
     """Of the runs that are over, the newest so many stay on disk; older ones are forgotten."""
+    metrics: str = "off"
+    """[HOST:]PORT of Prometheus metrics; without HOST: 127.0.0.1."""
 
     def __post_init__(self) -> None:
         if not 0 < self.stall_seconds <= 86_400:
@@ -125,6 +127,7 @@ class Given:
     indices: Path | None = None
     device: str | None = None
     keep_pool: bool | None = None
+    metrics: str | None = None
     insecure: bool = False
 
 
@@ -150,6 +153,8 @@ class SiteConfig:
     insecure: bool
     trust: TrustRules = field(default_factory=TrustRules)
     """What this site says about certificates, beside its CA."""
+    metrics: Address | None = None
+    """Where metrics are served; None: nowhere."""
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
@@ -187,6 +192,7 @@ def load_site_config(given: Given) -> SiteConfig:
         keep_runs=file.site.keep_runs,
         insecure=given.insecure,
         trust=trust,
+        metrics=_metrics_address(file.site.metrics if given.metrics is None else given.metrics),
     )
 
 
@@ -199,6 +205,17 @@ def default_state() -> Path:
 def _first(flag: T | None, file: T | None) -> T | None:
     """A flag that was given goes first, even an empty one: that is refused, not ignored."""
     return file if flag is None else flag
+
+
+def _metrics_address(text: str) -> Address | None:
+    """[HOST:]PORT: a port alone is one of this machine, which nobody else reaches."""
+    if text == "off":
+        return None
+    try:
+        return address(f"127.0.0.1:{text}" if text.isascii() and text.isdigit() else text)
+    except ConfigError as error:
+        hint = "Write metrics as PORT (of this machine alone), HOST:PORT or off."
+        raise ConfigError(error.code, f"{text[:80]!r} is not [HOST:]PORT", hint=hint) from error
 
 
 def _existing(path: Path | None) -> Path | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from fedelmy_node.domain.events import AHEAD, RunState
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import ConsentError, RunError
@@ -20,7 +23,7 @@ def check_start(record: RunRecord) -> None:
 
 def check_approval(record: RunRecord, plan_sha256: str) -> None:
     """The administrator approves the plan that was shown, not one that took its place meanwhile."""
-    _refuse_if_ended(record)
+    _refuse_if_ended(record, _TO_ADMINISTRATOR)
     if record.prepared.sha256 != plan_sha256:
         message = f"run {record.slice.run} has another plan than was shown"
         raise RunError("E-RUN-CONFLICT", message, hint="Look at it again, then decide.")
@@ -28,7 +31,7 @@ def check_approval(record: RunRecord, plan_sha256: str) -> None:
 
 def check_refusal(record: RunRecord) -> None:
     """Only what has not begun can be refused: others may wait for what this site has promised."""
-    _refuse_if_ended(record)
+    _refuse_if_ended(record, _TO_ADMINISTRATOR)
     if record.state not in AHEAD or record.has_begun:
         message = f"run {record.slice.run} has begun, so it cannot be refused any more"
         raise RunError("E-RUN-CONFLICT", message, hint="The operator can cancel it; stopping the node stops it here.")
@@ -46,15 +49,26 @@ def expiry_of(state: RunState) -> tuple[str, str]:
     return "E-RUN-EXPIRED", "it was never started"
 
 
-def _refuse_if_ended(record: RunRecord) -> None:
+_TO_ADMINISTRATOR: Final[Mapping[str, str]] = {
+    "E-CONSENT-REFUSED": "Nothing more to do here. If the refusal was a mistake, ask the operator for a new run.",
+    "E-RUN-CANCELLED": "Nothing more to do here: the operator has ended it.",
+    "E-RUN-ABORTED": "Nothing more to do here: another site was out of reach for too long.",
+    "E-RUN-EXPIRED": "Nothing more to do here; if you want to take part, ask the operator to run it again.",
+}
+"""Advice for the administrator, who decides; that of the catalogue is for the operator, who asks."""
+
+
+def _refuse_if_ended(record: RunRecord, advice: Mapping[str, str] | None = None) -> None:
     """Nothing more can become of a run that has ended without being done."""
-    run = record.slice.run
+    run, hints = record.slice.run, advice or {}
     if record.code == "E-CONSENT-REFUSED":
-        raise ConsentError("E-CONSENT-REFUSED", record.message)
+        raise ConsentError("E-CONSENT-REFUSED", record.message, hint=hints.get("E-CONSENT-REFUSED"))
     if record.state == RunState.CANCELLED:
-        raise RunError("E-RUN-CANCELLED", f"run {run} was cancelled")
+        raise RunError("E-RUN-CANCELLED", f"run {run} was cancelled", hint=hints.get("E-RUN-CANCELLED"))
     if record.state == RunState.ABORTED:
-        raise RunError("E-RUN-ABORTED", f"run {run} was aborted: {record.message}")
+        message = f"run {run} was aborted: {record.message}"
+        raise RunError("E-RUN-ABORTED", message, hint=hints.get("E-RUN-ABORTED"))
     if record.state == RunState.EXPIRED:
         lacked = "approved" if record.is_unapproved else "started"
-        raise RunError("E-RUN-EXPIRED", f"run {run} was prepared, but not {lacked} in time")
+        message = f"run {run} was prepared, but not {lacked} in time"
+        raise RunError("E-RUN-EXPIRED", message, hint=hints.get("E-RUN-EXPIRED"))

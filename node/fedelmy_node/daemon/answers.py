@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
+from fedelmy_node import __version__
 from fedelmy_node.config.consent import Consent
-from fedelmy_node.domain.events import StepState
+from fedelmy_node.config.decode import encode
+from fedelmy_node.domain.events import AHEAD, StepState
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import Absent, EdgeReport, RunReport, StepReport
 from fedelmy_node.domain.transfer import Origin
@@ -47,15 +50,21 @@ def report_of(record: RunRecord, last_event: int, absent: tuple[Absent, ...]) ->
         absent=absent,
         origin=_origin(record),
         plan_id=plan.plan_id,
+        plan_sha256=record.prepared.sha256,
+        recipe=encode(plan.recipe),
+        prepared=record.prepared.report,
+        version=__version__,
+        clock=time.time(),
     )  # fmt: skip
 
 
-def with_asking(report: RunReport, record: RunRecord, consent: Consent) -> RunReport:
-    """The same for the administrator: also who asks for what, and the digest by which it is approved."""
+def with_asking(report: RunReport, record: RunRecord, consent: Consent, expires_at: float) -> RunReport:
+    """The same for the administrator: also who asks for what, and until when it waits for an answer."""
     from fedelmy_node.daemon.asking import asked  # only when a person looks
 
     sentences = asked(record.prepared, consent)
-    return replace(report, operator=record.prepared.operator, plan_sha256=record.prepared.sha256, asked=sentences)
+    until = expires_at if record.state in AHEAD else 0.0
+    return replace(report, operator=record.prepared.operator, asked=sentences, expires_at=until)
 
 
 def _origin(record: RunRecord) -> Origin:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fedelmy_node.config.consent import EVERYTHING, Consent
+from fedelmy_node.config.consent import USUAL, Consent
 from fedelmy_node.daemon.consent import begins_anew
 from fedelmy_node.domain.names import site_of
 from fedelmy_node.domain.narration import bytes_text
@@ -42,6 +42,9 @@ def _sentences(prepared: Prepared, consent: Consent) -> Iterator[str]:
     yield from _traffic(plan)
     yield from _absences(plan)
     yield from _numbers(consent)
+    if plan.recipe.features:
+        yield from _features(plan.recipe.features, consent)
+    yield "Samples never leave this site."
 
 
 def _training(plan: Slice, report: Mapping[str, Any]) -> Iterator[str]:
@@ -101,12 +104,17 @@ def _absences(plan: Slice) -> Iterator[str]:
 
 
 def _numbers(consent: Consent) -> Iterator[str]:
-    told = [_NUMBERS[what] for what in EVERYTHING if what in consent.disclose]
-    kept = [_NUMBERS[what] for what in EVERYTHING if what not in consent.disclose]
+    told = [_NUMBERS[what] for what in USUAL if what in consent.disclose]
+    kept = [_NUMBERS[what] for what in USUAL if what not in consent.disclose]
     yield f"The operator is told {_list(told) or 'no numbers about the data'}; also progress, errors and versions."
     if kept:
         yield f"The operator is not told {_list(kept)}."
-    yield "Samples never leave this site."
+
+
+def _features(asked_for: int, consent: Consent) -> Iterator[str]:
+    tells = "tells" if "features" in consent.disclose else "does not tell"
+    wish = f"how the model arranges up to {asked_for:,} test samples, each a point with its class"
+    yield f"The operator would like to see {wish}; this site {tells} that."
 
 
 def _list(words: Iterable[str]) -> str:

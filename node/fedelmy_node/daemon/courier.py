@@ -162,7 +162,8 @@ class Courier:
             doubtful = error.code in ("E-TRANSFER-HASH", "E-PEER-PROTOCOL")
             return (self._damage(look_inside=True) if doubtful else None) or error
         except Exception:  # an edge must not be forgotten because of a fault
-            logger.exception("fault while handing %s over", self.edge.id)
+            extra = {"run": self._parcel.offer.run, "step": self.edge.source}
+            logger.exception("fault while handing %s over", self.edge.id, extra=extra)
             return InternalError("E-INTERNAL", "handing over met a fault; see the node's log")
 
     def _moved(self, size: int) -> None:

@@ -57,6 +57,10 @@ class Device:
     def waiting(self) -> tuple[Assignment, ...]:
         return tuple(assignment for assignment, _ in self._queue)
 
+    def trainers(self) -> dict[str, int]:
+        """Trainers by what they do; may be asked from any thread, of which this is a look in passing."""
+        return {"working": int(self._active is not None), "loading": int(self._warm is not None)}
+
     def submit(self, assignment: Assignment, inputs: tuple[Path, ...]) -> None:
         """Put a step whose inputs are there into the queue."""
         self._queue.append((assignment, inputs))
@@ -110,7 +114,8 @@ class Device:
         def tell(message: Message) -> None:
             self._post(partial(self._heard, assignment, trainer, message))
 
-        trainer = Trainer(assignment.job, assignment.directory, tell)
+        about = {"run": assignment.run, "step": assignment.step.id}
+        trainer = Trainer(assignment.job, assignment.directory, tell, about)
         trainer.start()
         return trainer
 
@@ -124,6 +129,7 @@ class Device:
                 self._said(assignment, message)
             else:
                 error = message.error if isinstance(message, Failed) else None
-                extra = {"run": assignment.run, "private": error.private if error else ""}
+                private = error.private if error else ""
+                extra = {"run": assignment.run, "step": assignment.step.id, "private": private}
                 logger.warning("a trainer could not load ahead of its turn: %s", error or "it ended", extra=extra)
                 self._warm = None

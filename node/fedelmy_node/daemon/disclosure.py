@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from fedelmy_node.config.consent import Consent, Disclosure
 from fedelmy_node.domain.events import Event
+from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.reports import RunReport
 from fedelmy_node.errors import (
     CATALOGUE,
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 _SAMPLES: Final = frozenset[Disclosure](("sample-counts",))
 _CLASSES: Final = frozenset[Disclosure](("class-counts",))
 _METRICS: Final = frozenset[Disclosure](("metrics",))
+_FEATURES: Final = frozenset[Disclosure](("features",))
 _NOTHING: Final = frozenset[Disclosure]()
 
 KEYS: Final[Mapping[str, frozenset[Disclosure]]] = {
@@ -42,19 +44,25 @@ KEYS: Final[Mapping[str, frozenset[Disclosure]]] = {
             "state", "code", "message", "result", "seconds", "eta_seconds", "phase", "member", "members", "epoch",
             "epochs", "fits", "edge", "peer", "bytes", "total", "sha256", "carries", "wait_seconds", "policy",
             "patience_seconds", "steps", "torch", "cpu_capability", "device", "parameters", "bundle_bytes",
+            "free_bytes", "needed_bytes", "memory_bytes", "expires", "version", "contracts", "skew_seconds",
+            "round_trip_seconds", "bytes_per_second",
         ),
         _NOTHING,
     ),
     **dict.fromkeys(("train", "validation", "test", "samples", "batch", "left_out"), _SAMPLES),
+    # of a trial: how many batches an epoch has follows from how long one takes; memory holds the samples, too
+    **dict.fromkeys(("seconds_per_batch", "batches", "peak_bytes"), _SAMPLES),
     **dict.fromkeys(("class_counts", "missing_classes"), _CLASSES),
     **dict.fromkeys(
         (
             "loss", "accuracy", "d1", "d2", "balanced_accuracy", "auc", "validation_accuracy", "member_accuracies",
+            "received_accuracy", "pool_distances",
         ),
         _METRICS,
     ),
     "correct": _SAMPLES | _METRICS,
     "classes": _CLASSES | _METRICS,
+    "embedding": _FEATURES,
 }  # fmt: skip
 """What must be disclosed for a key of an event, a result or a report to be told; a key that is not here is not told."""
 _DIGITS: Final = 2
@@ -67,26 +75,35 @@ class Disclosed:
     """The answers of a site that may disclose some things and not others."""
 
     def __init__(self, consent: Consent) -> None:
-        self._all = consent.discloses_all
+        self._usual = consent.discloses_usual
         self._told = frozenset(consent.disclose)
 
     def data(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Counts and metrics as an operator may see them."""
-        if self._all:
-            return dict(data)
         told = {key: self._value(key, value) for key, value in data.items() if self._may(key)}
-        if "message" in told:
+        if "message" in told and not self._usual:
             told["message"] = self._message(str(data.get("code", "")), told["message"])
         return told
 
     def event(self, event: Event) -> Event:
-        return event if self._all else replace(event, data=self.data(event.data))
+        return replace(event, data=self.data(event.data))
 
     def report(self, report: RunReport) -> RunReport:
-        if self._all:
-            return report
         steps = tuple(replace(step, result=self.data(step.result)) for step in report.steps)
-        return replace(report, steps=steps, message=self._message(report.code, report.message))
+        message = report.message if self._usual else self._message(report.code, report.message)
+        return replace(report, steps=steps, message=message, prepared=self.data(report.prepared))
+
+    def finding(self, finding: Finding) -> Finding:
+        """What is private never leaves; a sentence is made of its facts, so it is told if all of them are."""
+        if self._usual:
+            return finding.told()
+        facts = self.data(finding.facts)
+        message = self._message(finding.code, finding.message)
+        if len(facts) < len(finding.facts):
+            message = _UNTOLD
+        entry = CATALOGUE.get(finding.code)
+        fix = entry.advice if entry and message == _UNTOLD else finding.fix
+        return replace(finding.told(), message=message, fix=fix, facts=facts)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -94,18 +111,19 @@ class Disclosed:
         try:
             yield
         except _TELLING as error:
-            if self._all:
+            if self._usual:
                 raise
-            logger.warning("a plan was refused: %s", error)  # the operator is told the code alone
+            logger.warning("a plan was refused: %s", error, extra={"run": error.about})  # operators hear the code alone
             raise self._error(error) from error
 
     def _may(self, key: str) -> bool:
-        return key in KEYS and KEYS[key] <= self._told
+        """A site that keeps something back also keeps back what nobody has classified."""
+        return KEYS.get(key, _NOTHING) <= self._told and (self._usual or key in KEYS)
 
     def _value(self, key: str, value: Any) -> Any:
         if key == "result":
             return self.data(value)
-        return _rounded(value) if "metrics" in KEYS[key] else value
+        return value if self._usual or "metrics" not in KEYS[key] else _rounded(value)
 
     def _message(self, code: str, message: str) -> str:
         entry = CATALOGUE.get(code)

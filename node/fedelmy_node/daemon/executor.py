@@ -98,6 +98,10 @@ class Executor:
             lambda: (device.active.label if device.active else "", tuple(each.label for each in device.waiting))
         )
 
+    def trainers(self) -> dict[str, int]:
+        """Trainer processes, by what they do; a look in passing."""
+        return self._steps.device.trainers()
+
     def absent(self, run: RunId) -> tuple[Absent, ...]:
         """The neighbours that a run waits for and that cannot be reached."""
         return self._loop.ask(lambda: self._absences.report(self._journal.run(run)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
 
 from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import longest_header
@@ -22,15 +21,13 @@ from fedelmy_node.domain.transfer import Block, Offer, Receipt
 from fedelmy_node.errors import ConsentError, RunError, StoreError, TransferError
 from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.layout import Layout
+from fedelmy_node.store.layout import SPARE_BYTES, Layout
 from fedelmy_node.store.records import RunRecord
 
 __all__ = ["Inbox"]
 
 _MIN_BLOCK, _MAX_BLOCK = 64 << 10, 2 << 20
 """Each block costs a message, a digest, a write and a check, however small it is; ours have 1 MiB."""
-_SPARE_BYTES: Final = 64 << 20
-"""Left free on the disk for the journal and for what the step itself writes."""
 
 
 class Inbox:
@@ -169,7 +166,7 @@ class Inbox:
             raise TransferError("E-TRANSFER-SIZE", f"a bundle of this run cannot have {offer.size} bytes")
         partial = partial_path(self._layout.input(offer.run, offer.edge), offer)
         free, here = self._layout.free_bytes(), partial.stat().st_size if partial.exists() else 0
-        if free < offer.size - here + _SPARE_BYTES:
+        if free < offer.size - here + SPARE_BYTES:
             raise StoreError("E-STORE-DISK", f"the bundle needs {offer.size} bytes, the disk has {free} left")
 
 

@@ -213,7 +213,7 @@ class _Watch:
         except FedelmyError as error:
             return _InterruptedError(error.code, error.message) if last and isinstance(error, PeerError) else error
         except Exception:  # a neighbour must not be forgotten because of a fault
-            logger.exception("fault while watching a neighbour")
+            logger.exception("fault while watching a neighbour", extra={"run": self._run_id})
             return InternalError("E-INTERNAL", "watching a neighbour met a fault; see the node's log")
         if last is not None and last.state.is_over:
             return None

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fedelmy_node import CONTRACT, __version__
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.site import SiteConfig
+from fedelmy_node.daemon.about import described, site_of
 from fedelmy_node.daemon.admission import check_approval, check_refusal
 from fedelmy_node.daemon.answers import report_of, with_asking
 from fedelmy_node.daemon.consent import check_listed
@@ -28,12 +29,14 @@ from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.preparation import Preparation
 from fedelmy_node.daemon.readiness import tell_supervisor
 from fedelmy_node.daemon.refusals import Refusals
+from fedelmy_node.daemon.vitals import Vitals
 from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.reports import (
     Health,
+    Measured,
     NeighbourState,
     NodeDescription,
     PrepareAnswer,
@@ -44,7 +47,7 @@ from fedelmy_node.domain.reports import (
     Signed,
 )
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
-from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, InternalError, RunError, StoreError
+from fedelmy_node.errors import ConsentError, IdentityError, InternalError, RunError, StoreError
 from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
 from fedelmy_node.identity.subject import Subject
@@ -56,6 +59,9 @@ from fedelmy_node.store.layout import Layout, StateLock
 from fedelmy_node.store.records import RunRecord
 from fedelmy_node.store.streams import StateStream
 from fedelmy_node.training.data import parse_source
+
+if TYPE_CHECKING:
+    from fedelmy_node.daemon.metrics.service import Metrics
 
 __all__ = ["Node"]
 
@@ -70,7 +76,7 @@ class Node:
         self._config = config
         self._layout = Layout(config.state)
         self._identity = None if config.insecure else LiveIdentity(self._layout.identity, config.trust)
-        self.site = _site(config, self._identity)
+        self.site = site_of(config, self._identity)
         if config.data is not None:
             parse_source(config.data)
         self.ready = threading.Event()
@@ -87,6 +93,7 @@ class Node:
         self._refusals = Refusals(self._audit.note)
         self._endpoint = Endpoint(config.listen, self._identity, config.stall_seconds, self._permit, self._refusals)
         self.address = self._endpoint.address
+        self._metrics = _metrics(config)
         self._layout.create()
         self._lock = StateLock(self._layout)
         self._journal = Journal(self._layout.journal, self.site)
@@ -95,6 +102,7 @@ class Node:
         self._executor = Executor(config, self._workspace, self._journal, self._peers, self, self._record)
         self._inbox = Inbox(self._journal, self._layout, self._executor.received, self._record)
         self._preparation = Preparation(config, self._layout, self.site, self._workspace, self._journal, self._peers)
+        self._vitals = Vitals(config, self._layout, self._identity, self._journal, self._standing)
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -104,17 +112,23 @@ class Node:
         logger.info("the audit log is at line %d, whose hash is %s", head.seq, head.sha256)
         local = LocalEndpoint(self._layout.socket, self)
         self._executor.open()
-        self._endpoint.open(self, self, self)
+        self._endpoint.open(self, self, self, self._vitals.truth)
         logger.info("listens on %s", self.address)
-        self._warn_about_data()
+        self._open_metrics()
+        problem, private = self._vitals.data_problem()
+        if problem:  # sites should learn of this now, not when an operator asks
+            logger.warning(problem, extra={"private": private})
         tell_supervisor(f"READY=1\nSTATUS=site {self.site} listens on {self.address}\nX_FEDELMY_ADDRESS={self.address}")
         self.ready.set()
         self._stopping.wait()
         logger.info("shuts down")
         tell_supervisor("STOPPING=1")
+        self._endpoint.look()  # whoever watches this node's health hears it first
         self._preparation.close()
         self._journal.end_streams()
         self._endpoint.close()
+        if self._metrics is not None:
+            self._metrics.close()
         local.close()
         self._executor.close()
         self._inbox.close()
@@ -130,15 +144,18 @@ class Node:
     def stop(self) -> None:
         self._stopping.set()
 
-    def _warn_about_data(self) -> None:
-        """Sites should learn of this now, not when an operator asks."""
-        if self._config.data is None:
-            logger.warning("no --data: every run will be refused (E-DATA-SOURCE)")
+    def _open_metrics(self) -> None:
+        if self._metrics is None:
             return
-        path = parse_source(self._config.data).path
-        if path is not None and not path.exists():
-            message = "the data do not exist: every run will be refused (E-DATA-MISSING)"
-            logger.warning(message, extra={"private": str(path)})
+        from fedelmy_node.daemon.metrics.present import Sources
+
+        vitals = self._vitals
+        sources = Sources(
+            journal=self._layout.journal, disk=vitals.disk, certificate_expires=vitals.certificate_expires,
+            services=vitals.services, refusals=lambda: dict(self._refusals.counts),
+            audit_failures=lambda: self._audit.failures, trainers=self._executor.trainers, calls=self._endpoint.calls,
+        )  # fmt: skip
+        self._metrics.open(self.site, self._journal, sources)
 
     def _record(self, act: Act) -> None:
         """Write an act down before it is done; of a call that is being answered, also who makes it from where."""
@@ -161,8 +178,8 @@ class Node:
     def faulted(self, error: Exception) -> None:
         """The executor says that it has ended."""
         self._fault = error
-        self._endpoint.not_serving()
         self.stop()
+        self._endpoint.look()
 
     # --- what operators ask -------------------------------------------------------------------------------
 
@@ -172,22 +189,10 @@ class Node:
             check_listed(self._config.consent, self.site, subject.name)
 
     def describe(self) -> NodeDescription:
-        import platform
-
-        return NodeDescription(
-            site=self.site,
-            version=__version__,
-            contracts=(CONTRACT,),
-            torch=_version_of("torch"),
-            platform=f"{platform.machine()} python {platform.python_version()}",
-            device=self._config.device,
-            data=parse_source(self._config.data).kind if self._config.data else "",
-            peers=tuple(str(peer) for peer in self._config.peers),
-            free_bytes=self._layout.free_bytes(),
-            clock=time.time(),
-            runs=tuple(self._journal.runs()[:_DESCRIBED_RUNS]),
-            certificate_expires=self._identity().not_after.timestamp() if self._identity else 0.0,
-        )
+        return described(
+            self._config, self.site, tuple(self._journal.runs()[:_DESCRIBED_RUNS]),
+            free_bytes=self._layout.free_bytes(), certificate_expires=self._vitals.certificate_expires(),
+        )  # fmt: skip
 
     def revoke(self, lists: bytes, operator: str) -> int:
         """Put a revocation list into force, whoever brings it: the CA signed it."""
@@ -199,16 +204,29 @@ class Node:
             self._record(Act(act="revocations-installed", facts={"number": number}))
         return number
 
-    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer:
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool, examine: bool = False) -> PrepareAnswer:
         signed_by = signer(signed, self._identity, Purpose.PLAN)
         if signed_by not in (None, operator):  # an old copy of somebody else's word
             message = f"operator {operator} brings a plan that operator {signed_by} has signed"
             raise IdentityError("E-IDENTITY-SIGNATURE", message)
+        if examine:
+            return self._examined(signed, operator)
         with self._disclosed.errors():
             prepared, state = self._preparation.accept(signed, operator, check_only=check_only, record=self._record)
         if not check_only:
             self._executor.prepared(prepared.slice.run)
         return PrepareAnswer(report=self._disclosed.data(prepared.report), state=state)
+
+    def _examined(self, signed: Signed, operator: str) -> PrepareAnswer:
+        """As a question, but with all that was found, and without stopping at the first reason to refuse."""
+        identity = self._identity() if self._identity else None
+        idle = not self._executor.activity()[0]  # the device belongs to whoever trains
+        with self._disclosed.errors():
+            report, state, findings = self._preparation.examine(
+                signed, operator, identity, trial=idle, record=self._record
+            )
+        told = tuple(self._disclosed.finding(finding) for finding in findings)
+        return PrepareAnswer(report=self._disclosed.data(report), state=state, findings=told)
 
     def start(self, run: RunId) -> RunState:
         known = self._journal.find_run(run)
@@ -264,6 +282,11 @@ class Node:
             older.close()  # it called again: nobody listens to the older one
         return stream
 
+    def measured(self, received: int) -> Measured:
+        return Measured(
+            site=self.site, version=__version__, contracts=(CONTRACT,), clock=time.time(), received=received
+        )
+
     # --- how bundles come in ------------------------------------------------------------------------------
 
     def begin(self, sender: SiteName, offer: Offer) -> int | Receipt:
@@ -277,23 +300,31 @@ class Node:
     # --- what the administrator asks ----------------------------------------------------------------------
 
     def health(self) -> Health:
-        problems = [] if self._executor.is_alive else ["the executor has stopped"]
         active, waiting = self._executor.activity() if self._executor.is_alive else ("", ())
+        services = self._vitals.services()
+        free, total = self._vitals.disk()
         return Health(
-            serving=not problems and not self._stopping.is_set(),
+            serving=all(service.serving for service in services),
             site=self.site,
             address=self.address,
             process=os.getpid(),
             active=active,
             queue=waiting,
-            problems=tuple(problems),
-            warnings=(*(self._identity().warnings() if self._identity else ()), *self._unapproved()),
-            certificate_expires=self._identity().not_after.timestamp() if self._identity else 0.0,
+            problems=tuple(dict.fromkeys(service.reason for service in services if service.reason)),
+            warnings=tuple(self._vitals.warnings()),
+            certificate_expires=self._vitals.certificate_expires(),
+            services=services,
+            free_bytes=free,
+            total_bytes=total,
+            version=__version__,
+            metrics=self._metrics.address if self._metrics is not None else "",
         )
 
-    def _unapproved(self) -> Iterator[str]:
-        for known in self._journal.runs(RunState.PENDING):
-            yield f"run {known.run} waits for you: `fedelmy-node runs show {known.run}`, then approve or refuse it"
+    def _standing(self) -> str:
+        """Why the node as a whole does not work; empty if it does."""
+        if self._fault is not None or not self._executor.is_alive:
+            return "the executor has stopped"
+        return "the node shuts down" if self._stopping.is_set() else ""
 
     def runs(self) -> list[RunSummary]:
         return self._journal.runs()
@@ -301,7 +332,8 @@ class Node:
     def show(self, run: RunId) -> RunReport:
         """As the operator's report, with everything that is not disclosed, and in words what was asked."""
         record = self._journal.run(run)
-        return with_asking(self._report(record), record, self._config.consent)
+        expires_at = self._vitals.expires_at(record.changed_at)
+        return with_asking(self._report(record), record, self._config.consent, expires_at)
 
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
         """Looked at here as well as on the executor's thread: what cannot be done is not written down."""
@@ -354,26 +386,10 @@ class Node:
         return pruned
 
 
-def _site(config: SiteConfig, identity: LiveIdentity | None) -> SiteName:
-    """The certificate says who this site is; flag and file may only agree."""
-    if identity is None:
-        if config.site is None:
-            raise ConfigError(
-                "E-CONFIG-VALUE", "a node without a certificate needs a name", hint="Add --site NAME to --insecure."
-            )
-        return config.site
-    subject = identity().subject
-    if subject.role != "site":
-        raise IdentityError("E-IDENTITY-ROLE", f"a node needs the certificate of a site, this is {subject}'s")
-    if config.site not in (None, subject.name):
-        raise IdentityError("E-IDENTITY-SITE", f"site {config.site} is configured, the certificate says {subject.name}")
-    return subject.name
+def _metrics(config: SiteConfig) -> Metrics | None:
+    """Bound with the other doors, so that a port in use is found before anything is written."""
+    if config.metrics is None:
+        return None
+    from fedelmy_node.daemon.metrics.service import Metrics  # several megabytes that an idle daemon does without
 
-
-def _version_of(package: str) -> str:
-    from importlib import metadata  # a megabyte that an idle daemon does not need
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    return Metrics(config.metrics)

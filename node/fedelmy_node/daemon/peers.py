@@ -30,7 +30,7 @@ class Peers:
     def check(self, plan: Slice) -> None:
         """Refuse a plan whose outputs would go to a site that this one did not agree to, or cannot reach."""
         for edge in plan.edges_out:
-            address = self._address(plan, edge.receiver)
+            address = self.address(plan, edge.receiver)
             if not self._agrees(plan, edge):
                 raise ConsentError(
                     "E-CONSENT-PEER",
@@ -44,7 +44,7 @@ class Peers:
         """A new connection to a neighbour of this plan, whose certificate was checked; the caller closes it."""
         from fedelmy_node.rpc.dial import channel_to, open_channel, probe  # and ssl, which an idle daemon does without
 
-        address, live = self._address(plan, site), self._identity
+        address, live = self.address(plan, site), self._identity
         if live is None:
             channel = open_channel(address, None, expect_role="site", insecure_name=f"site/{self._site}")
             return PeerClient(channel, site, self._config.stall_seconds)
@@ -66,7 +66,7 @@ class Peers:
         is_result = StepKind.DELIVER == edge.carries == plan.step(edge.source).kind
         return is_result and edge.receiver in contributed
 
-    def _address(self, plan: Slice, site: SiteName) -> Address:
+    def address(self, plan: Slice, site: SiteName) -> Address:
         """The site's own word (--peer) goes before the operator's (the plan)."""
         agreed = self._agreed_address(plan, site)
         return agreed or next(neighbour.address for neighbour in plan.neighbours if neighbour.site == site)
@@ -83,9 +83,9 @@ class Peers:
             # Where the plan says the same, the name is checked when the connection is made.
             if any(n.site == site and n.address == peer.address for n in plan.neighbours):
                 return peer.address
-        return next((peer.address for peer in unnamed if self._name_of(peer) == site), None)
+        return next((peer.address for peer in unnamed if self._name_of(plan, peer) == site), None)
 
-    def _name_of(self, peer: PeerAddress) -> SiteName | None:
+    def _name_of(self, plan: Slice, peer: PeerAddress) -> SiteName | None:
         if self._identity is None:
             return None
         from fedelmy_node.rpc.dial import probe
@@ -93,7 +93,7 @@ class Peers:
         try:
             seen = probe(peer.address, self._identity(), expect_role="site")
         except FedelmyError as error:
-            logger.warning("cannot tell who is at --peer %s: %s", peer, error)
+            logger.warning("cannot tell who is at --peer %s: %s", peer, error, extra={"run": plan.run})
             return None
         with self._lock:
             self._found[peer] = seen.subject.name

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from fedelmy_node.bundles.size import model_bytes, tensor_bytes
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.consent import check_listed, efforts, refuse, refuse_bundle
 from fedelmy_node.daemon.peers import Peers
+from fedelmy_node.daemon.room import check_room, needed_bytes
 from fedelmy_node.daemon.trainers import OneJob
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Signed
@@ -24,9 +28,9 @@ from fedelmy_node.errors import (
     IdentityError,
     InternalError,
     RunError,
-    StoreError,
     TrainingError,
 )
+from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
@@ -72,9 +76,9 @@ class Preparation:
                     return known.prepared, known.state
                 self._check_consent(plan, operator)
                 self._peers.check(plan)
-                prepared = self._look(plan, signed, operator)
+                prepared = self._look(plan, signed, operator, trial=False)
                 refuse_bundle(plan, self._config.consent, prepared.report.get("bundle_bytes", 0))
-                self._check_disk(plan, prepared)
+                check_room(self._need(plan, prepared), self._layout.free_bytes())
                 state = RunState.PENDING if self._config.consent.require_approval else RunState.PREPARED
                 record(_plan_act("plan-asked" if check_only else "plan-accepted", prepared, state))
                 if not check_only:
@@ -83,6 +87,33 @@ class Preparation:
             error.about = plan.run
             raise
         return prepared, state
+
+    def examine(
+        self, signed: Signed, operator: str, identity: Identity | None, *, trial: bool, record: Record = silent
+    ) -> tuple[Mapping[str, Any], RunState | None, tuple[Finding, ...]]:
+        """All that this site finds about a plan, itself and its neighbours; state None: it would refuse.
+
+        Whom this site would not work for at all is refused as ever, and told nothing.
+        """
+        from fedelmy_node.daemon.examination.plan import PlanExamination  # an idle daemon is small
+
+        plan = read_slice(signed.payload)
+        with self._one_at_a_time:
+            self._check_consent(plan, operator)
+            examination = PlanExamination(
+                plan=plan, config=self._config, layout=self._layout, peers=self._peers, identity=identity,
+                look=lambda: self._look(plan, signed, operator, trial=trial), need=partial(self._need, plan),
+            )  # fmt: skip
+            findings = tuple(examination.findings())
+        prepared, refusal = examination.prepared, examination.refusal
+        state = RunState.PENDING if self._config.consent.require_approval else RunState.PREPARED
+        if prepared is None or refusal is not None:
+            code = refusal.code if refusal else ""
+            record(Act(act="plan-refused", run=plan.run, code=code, must=False))
+        else:
+            record(_plan_act("plan-asked", prepared, state))
+        report = {key: value for key, value in prepared.report.items() if key != "trial"} if prepared else {}
+        return report, None if refusal else state, findings
 
     def close(self) -> None:
         """End a look that is under way."""
@@ -105,14 +136,14 @@ class Preparation:
         settings_for(plan.recipe.strategy)
         refuse(plan, self._config.consent)
 
-    def _look(self, plan: Slice, signed: Signed, operator: str) -> Prepared:
-        """Have a trainer build the model on the meta device and open the data."""
+    def _look(self, plan: Slice, signed: Signed, operator: str, *, trial: bool) -> Prepared:
+        """Have a trainer build the model on the meta device and open the data, and perhaps try a few batches."""
         job = Job(
             kind="prepare", site=self._site, visit=0, recipe=plan.recipe, data=self._workspace.data,
-            device=self._config.device,
+            device=self._config.device, trial=trial,
         )  # fmt: skip
         scratch = self._layout.scratch(plan.run)
-        self._looking = OneJob(job, scratch)
+        self._looking = OneJob(job, scratch, {"run": plan.run})
         try:
             if self._closed:
                 raise InternalError("E-INTERNAL", "the node is shutting down")
@@ -129,22 +160,11 @@ class Preparation:
             operator=operator, manifest=outcome.manifest, report=outcome.report,
         )  # fmt: skip
 
-    def _check_disk(self, plan: Slice, prepared: Prepared) -> None:
-        """Room for what comes in and for what the steps write; a pool counts by the strategy's settings.
-
-        A trainer's checkpoints are gone when its step is done, and steps train one at a time, so they count once:
-        the last two and the one being written, each with the model, two moments and the best epoch, and every
-        completed pool member.
-        """
-        pool = 1 + max((effort.members for effort in efforts(plan)), default=-1)
-        bundles = len(plan.edges_in) + len(plan.steps) + 2
-        models = 3 * 4 + pool if pool else 0
-        if self._config.keep_pool:
-            models += pool
-        need = tensor_bytes(prepared.manifest) * bundles + model_bytes(prepared.manifest) * models
-        free = self._layout.free_bytes()
-        if free < need:
-            raise StoreError("E-STORE-DISK", f"the run needs about {need} bytes, the disk has {free} left")
+    def _need(self, plan: Slice, prepared: Prepared) -> int:
+        """Bytes that the run takes on this site's disk."""
+        members = max((effort.members for effort in efforts(plan)), default=0)
+        bundles = len(plan.edges_in) + len(plan.steps)
+        return needed_bytes(prepared.manifest, bundles=bundles, members=members, keep_pool=self._config.keep_pool)
 
 
 def _plan_act(act: str, prepared: Prepared, state: RunState) -> Act:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -39,6 +40,8 @@ class Refusals:
     def __init__(self, note: Callable[[Act], None], alarms: Alarms | None = None) -> None:
         self._note = note
         self._alarms = alarms or Alarms()  # its own: a slow disk must not keep the guard from looking
+        self.counts: Final[Counter[str]] = Counter()
+        """Every refusal so far, by code."""
         self._lock = threading.Lock()
         self._window: Alarm | None = None
         self._seen: dict[Kind, int] = {}
@@ -49,6 +52,7 @@ class Refusals:
         if refusal.error.code == "E-RUN-UNKNOWN" and refusal.method == "/fedelmy.v1.Control/Report":
             return  # launchers ask whether a run is known before they make it: nothing was refused
         with self._lock:
+            self.counts[refusal.error.code] += 1
             kind = _kind(refusal)
             if kind not in self._seen and len(self._seen) >= _KINDS:
                 kind = ("several callers", "", "")

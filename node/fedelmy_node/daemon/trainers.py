@@ -81,8 +81,12 @@ Message = Progress | Finished | Failed
 class Trainer:
     """One trainer process for one job. `tell` is called on the trainer's own thread, last with Finished or Failed."""
 
-    def __init__(self, job: Job, directory: Path, tell: Callable[[Message], None]) -> None:
+    def __init__(
+        self, job: Job, directory: Path, tell: Callable[[Message], None], about: Mapping[str, str] | None = None
+    ) -> None:
+        """`about`: run and step, for the log; a job does not know them."""
         self.job = job
+        self._about = dict(about or {})
         self._directory = directory
         self._tell = tell
         self._guard = threading.Lock()
@@ -139,7 +143,7 @@ class Trainer:
             reason = f"the trainer cannot be started: {error.strerror}"
             last = Failed(TrainingError("E-TRAINING-CRASH", reason, private=str(error)), crashed=True)
         except Exception:
-            logger.exception("fault while talking to a trainer")
+            logger.exception("fault while talking to a trainer", extra=self._about)
             fault = InternalError("E-INTERNAL", "talking to the trainer failed; see the node's log")
             last = Failed(fault, crashed=False)
         if not self._stopped:
@@ -151,7 +155,8 @@ class Trainer:
         with os.fdopen(reading, "rb") as events, (self._directory / "trainer.log").open("ab") as log:
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "fedelmy_node.training.trainer", "--events-fd", str(writing)],
+                    [sys.executable, "-m", "fedelmy_node.training.trainer", "--events-fd", str(writing),
+                     "--about", " ".join((self.job.site, *self._about.values()))],
                     stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(self.job),
                     pass_fds=(writing, lock.fileno()), start_new_session=True,
                 )  # fmt: skip
@@ -181,7 +186,7 @@ class Trainer:
         if not self._stopped:
             # Digests of run and step, below the state directory: no name of anybody.
             place = "/".join(self._directory.parts[-4:])
-            logger.error("the trainer %s; its log: %s/trainer.log", how, place)
+            logger.error("the trainer %s; its log: %s/trainer.log", how, place, extra=self._about)
         error = TrainingError("E-TRAINING-CRASH", f"the trainer {how}")
         return Failed(error, crashed=True)
 
@@ -201,10 +206,10 @@ class Trainer:
 class OneJob:
     """A trainer for a job that needs no inputs, and the way to wait for it."""
 
-    def __init__(self, job: Job, directory: Path) -> None:
+    def __init__(self, job: Job, directory: Path, about: Mapping[str, str] | None = None) -> None:
         self._ended = threading.Event()
         self._last: Message | None = None
-        self._trainer = Trainer(job, directory, self._hear)
+        self._trainer = Trainer(job, directory, self._hear, about)
 
     def run(self) -> Outcome:
         """What the job came to; what went wrong is raised."""

@@ -56,5 +56,6 @@ def repeat_lost(journal: Journal, record: RunRecord, site: SiteName, told: Neigh
     for edge in record.slice.edges_out:
         missing = edge.receiver == site and edge.id not in told.received + told.closed and not told.state.is_over
         if missing and record.edges[edge.id].state == EdgeState.DONE:
-            logger.warning("%s has lost what it acknowledged; handing it over again", site, extra={"run": run})
+            extra = {"run": run, "step": edge.source}
+            logger.warning("%s has lost what it acknowledged; handing it over again", site, extra=extra)
             journal.set_edges(run, [edge.id], EdgeState.MOVING)

@@ -95,6 +95,7 @@ class Workspace:
             keep_pool=directory / "pool" if trains and self._config.keep_pool else None,
             max_change=self._config.consent.max_change,
             checkpoints=self._layout.checkpoints(plan.run, step.id) if trains else None,
+            features=plan.recipe.features if "features" in self._config.consent.disclose else 0,
         )
         return Assignment(run=plan.run, step=step, job=job, directory=directory)
 

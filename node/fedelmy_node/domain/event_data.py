@@ -1,5 +1,7 @@
 """What the data of an event must be, by its kind, before anybody who folds or narrates it looks at it.
 
+The same for what a step results in, and for what a site found when it was asked.
+
 The table follows `EventKind`. Keys that it does not have are newer than this software, and nobody reads them.
 """
 
@@ -10,13 +12,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fedelmy_node.domain.events import EventKind, RunState, StepState
+from fedelmy_node.domain.federation import MAX_CLASSES, MAX_FEATURES
 from fedelmy_node.domain.names import step_id
 from fedelmy_node.domain.plan import MAX_STEPS
 from fedelmy_node.errors import ConfigError
 
-__all__ = ["check_event_data", "check_result"]
+__all__ = ["check_event_data", "check_result", "check_prepared"]
 
 Check = Callable[[Any], bool]
+_MAX_MEMBERS: Final = 1001
+"""Of a pool, the one that it began with included."""
 
 
 def _is_text(value: Any) -> bool:
@@ -52,32 +57,90 @@ def _is_steps(value: Any) -> bool:
         return False
 
 
-def _is_result(value: Any) -> bool:
-    return isinstance(value, Mapping) and _fits(value, _RESULT)
+def _is_seconds_if_any(value: Any) -> bool:
+    return value is None or _is_seconds(value)
 
 
+def _list_of(check: Check, limit: int) -> Check:
+    return lambda value: isinstance(value, list) and len(value) <= limit and all(check(item) for item in value)
+
+
+def _table_of(check: Check) -> Check:
+    """By class."""
+
+    def checked(value: Any) -> bool:
+        return isinstance(value, Mapping) and len(value) <= MAX_CLASSES and all(map(check, value.values()))
+
+    return checked
+
+
+def _is_square(value: Any) -> bool:
+    return _list_of(_list_of(_is_number, _MAX_MEMBERS), _MAX_MEMBERS)(value) and all(
+        len(row) == len(value) for row in value
+    )
+
+
+def _is_embedding(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not _fits(value, _EMBEDDING):
+        return False
+    points = value["points"]
+    return len(points) == len(value["labels"]) and all(len(point) == 2 for point in points)
+
+
+def _shaped(shape: Mapping[str, Check]) -> Check:
+    return lambda value: isinstance(value, Mapping) and _fits(value, shape)
+
+
+_EMBEDDING: Final[Mapping[str, Check]] = {
+    "points": _list_of(_list_of(_is_number, 2), MAX_FEATURES), "labels": _list_of(_is_count, MAX_FEATURES),
+    "of": _is_count,
+}  # fmt: skip
+_SIZES: Final[Mapping[str, Check]] = {"train?": _is_count, "validation?": _is_count, "test?": _is_count}
+_CLASS: Final[Mapping[str, Check]] = {
+    "tp?": _is_count, "fn?": _is_count, "fp?": _is_count, "tn?": _is_count,
+    "sensitivity?": _is_share_if_any, "specificity?": _is_share_if_any, "auc?": _is_share_if_any,
+}  # fmt: skip
 _RESULT: Final[Mapping[str, Check]] = {
-    "samples?": _is_count, "correct?": _is_count,
+    **_SIZES, "samples?": _is_count, "correct?": _is_count, "loss?": _is_number_if_any,
     "accuracy?": _is_share_if_any, "balanced_accuracy?": _is_share_if_any, "auc?": _is_share_if_any,
+    "classes?": _table_of(_shaped(_CLASS)), "validation_accuracy?": _is_share_if_any,
+    "received_accuracy?": _is_share_if_any, "member_accuracies?": _list_of(_is_share_if_any, _MAX_MEMBERS),
+    "pool_distances?": _is_square, "embedding?": _is_embedding,
+}  # fmt: skip
+_PREPARED: Final[Mapping[str, Check]] = {
+    "samples?": _shaped(_SIZES), "class_counts?": _table_of(_is_count),
+    "missing_classes?": _list_of(_is_text, MAX_CLASSES), "left_out?": _is_count, "torch?": _is_text,
+    "cpu_capability?": _is_text, "device?": _is_text, "parameters?": _is_count, "bundle_bytes?": _is_count,
 }  # fmt: skip
 _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
     EventKind.RUN: {"state": lambda value: value in list(RunState), "code?": _is_text, "message?": _is_text},
     EventKind.STEP: {
         "state": lambda value: value in list(StepState), "code?": _is_text, "message?": _is_text,
-        "result?": _is_result, "sha256?": _is_text, "bytes?": _is_count,
+        "result?": _shaped(_RESULT), "sha256?": _is_text, "bytes?": _is_count,
     },
-    EventKind.READY: {},
+    EventKind.READY: {**_SIZES, "seconds?": _is_seconds},
     EventKind.RESUMED: {"member": _is_count, "members": _is_count, "epoch": _is_count, "batch?": _is_count},
     EventKind.BEGUN: {},
     EventKind.EPOCH: {
         "phase": _is_text, "member": _is_count, "members": _is_count, "epoch": _is_count, "epochs": _is_count,
-        "loss?": _is_number_if_any, "accuracy?": _is_share_if_any,
+        "loss?": _is_number_if_any, "accuracy?": _is_share_if_any, "d1?": _is_number_if_any, "d2?": _is_number_if_any,
+        "eta_seconds?": _is_seconds_if_any,
     },
-    EventKind.MEMBER: {"member": _is_count, "members": _is_count, "epoch": _is_count, "accuracy?": _is_share_if_any},
-    EventKind.SENDING: {"peer": _is_text, "bytes": _is_count, "total": _is_count},
-    EventKind.SENT: {"peer": _is_text, "bytes": _is_count, "seconds": _is_seconds, "carries": _is_text},
-    EventKind.RECEIVED: {"peer": _is_text, "bytes": _is_count},
-    EventKind.RETRY: {"peer": _is_text, "code": _is_text, "message": _is_text, "wait_seconds": _is_seconds},
+    EventKind.MEMBER: {
+        "member": _is_count, "members": _is_count, "epoch": _is_count, "accuracy?": _is_share_if_any,
+        "seconds?": _is_seconds,
+    },
+    EventKind.SENDING: {"peer": _is_text, "bytes": _is_count, "total": _is_count, "edge?": _is_text},
+    EventKind.SENT: {
+        "peer": _is_text, "bytes": _is_count, "seconds": _is_seconds, "carries": _is_text, "edge?": _is_text,
+        "sha256?": _is_text,
+    },
+    EventKind.RECEIVED: {
+        "peer": _is_text, "bytes": _is_count, "edge?": _is_text, "carries?": _is_text, "sha256?": _is_text,
+    },
+    EventKind.RETRY: {
+        "peer": _is_text, "code": _is_text, "message": _is_text, "wait_seconds": _is_seconds, "edge?": _is_text,
+    },
     EventKind.UNREACHABLE: {
         "peer": _is_text, "code": _is_text, "message": _is_text, "policy": _is_text, "patience_seconds": _is_seconds,
     },
@@ -98,6 +161,12 @@ def check_result(result: Mapping[str, Any]) -> None:
     """Refuse counts and metrics of a step that are none."""
     if not _fits(result, _RESULT):
         raise ConfigError("E-CONFIG-VALUE", "a step cannot have this result")
+
+
+def check_prepared(report: Mapping[str, Any]) -> None:
+    """Refuse what a site cannot have found."""
+    if not _fits(report, _PREPARED):
+        raise ConfigError("E-CONFIG-VALUE", "a site cannot have found this")
 
 
 def _fits(data: Mapping[str, Any], shape: Mapping[str, Check]) -> bool:

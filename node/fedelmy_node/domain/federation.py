@@ -26,6 +26,8 @@ MAX_CLASSES: Final = 100_000
 MAX_NAME: Final = 200
 """Characters of names that somebody else gives: classes, models, strategies, settings."""
 MAX_SETTINGS: Final = 100
+MAX_FEATURES: Final = 1000
+"""Points of a picture that people can look at."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -140,9 +142,12 @@ class Recipe:
     strategy: StrategySpec
     wire_dtype: WireDtype = "float32"
     """How floats are stored in bundles, and so how they travel; every site computes in float32 again."""
+    features: int = 0
+    """Test samples per site whose features are asked for, for a t-SNE in the report; sites need not tell them."""
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**53, "seed must be 0 or a positive integer below 2^53")
+        _require(0 <= self.features <= MAX_FEATURES, f"features must be 0 to {MAX_FEATURES}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

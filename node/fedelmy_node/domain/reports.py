@@ -8,13 +8,14 @@ from typing import Any
 
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
+from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Neighbour, StepKind
 from fedelmy_node.domain.transfer import Origin
 
 __all__ = [
     "Signed", "PrepareAnswer", "RunSummary", "NodeDescription", "StepReport", "EdgeReport", "Absent",
-    "NeighbourState", "RunReport", "PrunedRun", "Health", "ResultModel",
+    "NeighbourState", "Measured", "RunReport", "PrunedRun", "ServiceHealth", "Health", "ResultModel",
 ]  # fmt: skip
 
 
@@ -35,8 +36,10 @@ class PrepareAnswer:
 
     report: Mapping[str, Any]
     """Counts of samples and classes, versions, size of the model; as far as the site discloses them."""
-    state: RunState
-    """Of the run there; pending: its administrator has to agree first."""
+    state: RunState | None
+    """Of the run there; pending: its administrator has to agree first. None: an examined site would refuse."""
+    findings: tuple[Finding, ...] = ()
+    """Of its examination, if that was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +141,19 @@ class NeighbourState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a node answers to whoever measures the way to it."""
+
+    site: SiteName
+    version: str
+    contracts: tuple[str, ...]
+    clock: float
+    """The node's time, in seconds since the epoch."""
+    received: int
+    """Bytes that came."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
     """A run at one site."""
 
@@ -163,11 +179,21 @@ class RunReport:
     plan_id: str = ""
     """Which plan of this run the site has: a cancel names it."""
     operator: str = ""
-    """Who asked for it; this and what follows are for the site's administrator alone."""
+    """Who asked for it; for the site's administrator alone."""
     plan_sha256: str = ""
-    """What is approved: this very plan."""
+    """Of this site's slice of the plan: what was asked for, what is approved, what was done."""
     asked: tuple[str, ...] = ()
-    """What the plan asks of the site, in sentences."""
+    """What the plan asks of the site, in sentences; for the administrator alone."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """What the sites agreed on, as the plan says it."""
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+    """What the site found when it was asked, as far as it discloses that: counts, versions, size of the model."""
+    version: str = ""
+    """Of the software there."""
+    clock: float = 0.0
+    """The site's time when it reported, in seconds since the epoch."""
+    expires_at: float = 0.0
+    """When a run that nobody approves or starts expires, in seconds since the epoch; 0: it does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +204,17 @@ class PrunedRun:
     state: RunState
     size: int
     """Of its files, in bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceHealth:
+    """Whether one service of a node works."""
+
+    name: str
+    """As gRPC health names it; empty: the node, with all its services."""
+    serving: bool
+    reason: str = ""
+    """Why it does not work."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +233,13 @@ class Health:
     """What does not stop it, but should be seen to."""
     certificate_expires: float = 0.0
     """In seconds since the epoch; 0: it has no certificate."""
+    services: tuple[ServiceHealth, ...] = ()
+    free_bytes: int = 0
+    """On the disk of the state directory."""
+    total_bytes: int = 0
+    version: str = ""
+    metrics: str = ""
+    """Where the metrics are; empty: nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

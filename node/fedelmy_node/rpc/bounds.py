@@ -10,15 +10,16 @@ import math
 import re
 from collections.abc import Callable, Sized
 from functools import wraps
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
+from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.domain.names import EdgeId, RunId, known_edge, run_id
-from fedelmy_node.domain.texts import clean
+from fedelmy_node.domain.texts import clean, clean_all
 from fedelmy_node.errors import ConfigError, IdentityError, PeerError, RunError, TransferError
 
 __all__ = [
     "MAX_SIGNATURE_BYTES", "MAX_BEGIN_BYTES",
-    "answer", "few", "asked_run", "asked_edge", "digest", "count", "seconds", "label", "bounded",
+    "answer", "few", "read_object", "asked_run", "asked_edge", "digest", "count", "seconds", "label", "bounded",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -103,3 +104,16 @@ def bounded(decode: Callable[[bytes], T], limit: int) -> Callable[[bytes], T]:
         return decode(message)
 
     return decoded
+
+
+@answer
+def read_object(data: bytes) -> dict[str, Any]:
+    """A JSON object from the other end, its texts fit to be shown."""
+    try:
+        value = parse_json(data)
+    except ValueError as error:
+        raise PeerError("E-PEER-PROTOCOL", f"the answer holds no usable JSON: {clean(str(error), 200)}") from error
+    if not isinstance(value, dict):
+        raise PeerError("E-PEER-PROTOCOL", "the answer holds JSON that is not an object")
+    shown: dict[str, Any] = clean_all(value)
+    return shown

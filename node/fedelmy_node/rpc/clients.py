@@ -57,9 +57,9 @@ class OperatorClient:
             reply = self._stub.Describe(control_pb2.DescribeRequest(), timeout=_ANSWER_SECONDS)
         return convert.description_from_pb(reply)
 
-    def prepare(self, signed: Signed, *, check_only: bool = False) -> PrepareAnswer:
-        """Ask the site whether it would take its part; it may take long to look at its data."""
-        request = control_pb2.PrepareRequest(slice=convert.signed_to_pb(signed), check_only=check_only)
+    def prepare(self, signed: Signed, *, check_only: bool = False, examine: bool = False) -> PrepareAnswer:
+        """Ask the site whether it would take its part; it may take long to look at its data, longer to examine all."""
+        request = control_pb2.PrepareRequest(slice=convert.signed_to_pb(signed), check_only=check_only, examine=examine)
         with map_errors(self._name):
             reply = self._stub.Prepare(request)
         return convert.answer_from_pb(reply)
@@ -159,9 +159,9 @@ class AdminClient:
         with map_errors("the daemon", local=True):
             return convert.health_from_pb(self._stub.Health(admin_pb2.HealthRequest(), timeout=_ANSWER_SECONDS))
 
-    def runs(self) -> tuple[RunSummary, ...]:
+    def runs(self, timeout_seconds: float = _ANSWER_SECONDS) -> tuple[RunSummary, ...]:
         with map_errors("the daemon", local=True):
-            return convert.summaries_from_pb(self._stub.Runs(admin_pb2.RunsRequest(), timeout=_ANSWER_SECONDS).runs)
+            return convert.summaries_from_pb(self._stub.Runs(admin_pb2.RunsRequest(), timeout=timeout_seconds).runs)
 
     def report(self, run: RunId) -> RunReport:
         with map_errors("the daemon", local=True):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast, get_args
 
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
-from fedelmy_node.config.strict_json import parse_json
-from fedelmy_node.domain.event_data import check_event_data, check_result
+from fedelmy_node.domain.event_data import check_event_data, check_prepared, check_result
 from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
 from fedelmy_node.domain.names import Address, EdgeId, SiteName, StepId, known_edge, run_id, site_name, step_id
@@ -17,6 +16,7 @@ from fedelmy_node.domain.reports import (
     Absent,
     EdgeReport,
     Health,
+    Measured,
     NeighbourState,
     NodeDescription,
     PrepareAnswer,
@@ -24,10 +24,11 @@ from fedelmy_node.domain.reports import (
     ResultModel,
     RunReport,
     RunSummary,
+    ServiceHealth,
     Signed,
     StepReport,
 )
-from fedelmy_node.domain.texts import clean, clean_all
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Offer, Origin, Receipt, Skip
 from fedelmy_node.errors import IdentityError, PeerError, TransferError
 from fedelmy_node.identity.signing import CHAIN_BYTES
@@ -40,8 +41,10 @@ from fedelmy_node.rpc.bounds import (
     digest,
     few,
     label,
+    read_object,
     seconds,
 )
+from fedelmy_node.rpc.found import findings_from_pb, findings_to_pb
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
 __all__ = [
@@ -49,7 +52,8 @@ __all__ = [
     "event_to_pb", "event_from_pb", "report_to_pb", "report_from_pb", "offer_to_pb", "offer_from_pb",
     "receipt_to_pb", "receipt_from_pb", "health_to_pb", "health_from_pb", "summaries_to_pb",
     "summaries_from_pb", "origin_to_pb", "origin_from_pb", "neighbour_state_to_pb", "neighbour_state_from_pb",
-    "model_to_pb", "model_from_pb", "answer_from_pb", "pruned_from_pb", "state_from_pb", "read_object",
+    "model_to_pb", "model_from_pb", "answer_to_pb", "answer_from_pb", "measured_to_pb", "measured_from_pb",
+    "pruned_from_pb", "state_from_pb", "read_object",
 ]  # fmt: skip
 
 
@@ -58,19 +62,6 @@ _MAX_RUNS: Final = 1000
 """In a description; nodes of this version tell a hundred."""
 _MAX_WORDS: Final = 1000
 """Contracts and peers in a description."""
-
-
-@answer
-def read_object(data: bytes) -> dict[str, Any]:
-    """A JSON object from the other end, its texts fit to be shown."""
-    try:
-        value = parse_json(data)
-    except ValueError as error:
-        raise PeerError("E-PEER-PROTOCOL", f"the answer holds no usable JSON: {clean(str(error), 200)}") from error
-    if not isinstance(value, dict):
-        raise PeerError("E-PEER-PROTOCOL", "the answer holds JSON that is not an object")
-    shown: dict[str, Any] = clean_all(value)
-    return shown
 
 
 @answer
@@ -90,8 +81,18 @@ def signed_from_pb(message: control_pb2.Signed) -> Signed:
     return Signed(payload=message.payload, signature=message.signature, certificate=message.certificate)
 
 
+def answer_to_pb(answered: PrepareAnswer) -> control_pb2.PrepareReply:
+    return control_pb2.PrepareReply(
+        report=canonical_json(answered.report), state=answered.state or "",
+        findings=findings_to_pb(answered.findings),
+    )  # fmt: skip
+
+
+@answer
 def answer_from_pb(message: control_pb2.PrepareReply) -> PrepareAnswer:
-    return PrepareAnswer(report=read_object(message.report), state=_state(message.state))
+    findings = findings_from_pb(message.findings)
+    state = _state(message.state) if message.state or not findings else None
+    return PrepareAnswer(report=_prepared(message.report), state=state, findings=findings)
 
 
 def summaries_to_pb(runs: Iterable[RunSummary]) -> list[control_pb2.RunSummary]:
@@ -186,7 +187,8 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
         origin=origin_to_pb(report.origin), operator=report.operator, plan_sha256=report.plan_sha256,
         asked=report.asked,
         neighbours=[control_pb2.Neighbour(site=n.site, address=n.address) for n in report.neighbours],
-        plan_id=report.plan_id,
+        plan_id=report.plan_id, recipe=canonical_json(report.recipe), prepared=canonical_json(report.prepared),
+        version=report.version, clock=report.clock, expires_at=report.expires_at,
     )  # fmt: skip
 
 
@@ -219,7 +221,16 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
         neighbours=tuple(Neighbour(site=site_name(n.site), address=Address(n.address)) for n in message.neighbours),
         absent=absent, origin=origin_from_pb(message.origin), operator=label(message.operator),
         plan_sha256=label(message.plan_sha256), asked=tuple(map(clean, message.asked)), plan_id=label(message.plan_id),
+        recipe=read_object(message.recipe or b"{}"), prepared=_prepared(message.prepared),
+        version=label(message.version), clock=seconds(message.clock),
+        expires_at=seconds(message.expires_at),
     )  # fmt: skip
+
+
+def _prepared(payload: bytes) -> Mapping[str, Any]:
+    found = read_object(payload or b"{}")
+    check_prepared(found)
+    return found
 
 
 def _step_from_pb(message: control_pb2.StepReport) -> StepReport:
@@ -229,6 +240,22 @@ def _step_from_pb(message: control_pb2.StepReport) -> StepReport:
         step=step_id(message.step), kind=_known(StepKind, message.kind), state=_known(StepState, message.state),
         sha256=digest(message.sha256), size=count(message.size), result=result,
         started_at=seconds(message.started_at), ended_at=seconds(message.ended_at),
+    )  # fmt: skip
+
+
+def measured_to_pb(measured: Measured) -> peer_pb2.MeasureReply:
+    return peer_pb2.MeasureReply(
+        site=measured.site, version=measured.version, contracts=measured.contracts, clock=measured.clock,
+        received=measured.received,
+    )  # fmt: skip
+
+
+@answer
+def measured_from_pb(message: peer_pb2.MeasureReply) -> Measured:
+    few(message.contracts, _MAX_WORDS, "contracts")
+    return Measured(
+        site=site_name(message.site), version=label(message.version), contracts=tuple(map(label, message.contracts)),
+        clock=seconds(message.clock), received=count(message.received),
     )  # fmt: skip
 
 
@@ -302,6 +329,8 @@ def health_to_pb(health: Health) -> admin_pb2.HealthReply:
         serving=health.serving, site=health.site, address=health.address, process=health.process,
         active=health.active, queue=health.queue, problems=health.problems,
         warnings=health.warnings, certificate_expires=health.certificate_expires,
+        services=[admin_pb2.ServiceHealth(name=s.name, serving=s.serving, reason=s.reason) for s in health.services],
+        free_bytes=health.free_bytes, total_bytes=health.total_bytes, version=health.version, metrics=health.metrics,
     )  # fmt: skip
 
 
@@ -311,6 +340,11 @@ def health_from_pb(message: admin_pb2.HealthReply) -> Health:
         serving=message.serving, site=site_name(message.site), address=message.address, process=message.process,
         active=message.active, queue=tuple(message.queue), problems=tuple(message.problems),
         warnings=tuple(message.warnings), certificate_expires=seconds(message.certificate_expires),
+        services=tuple(
+            ServiceHealth(name=label(s.name), serving=s.serving, reason=clean(s.reason)) for s in message.services
+        ),
+        free_bytes=count(message.free_bytes), total_bytes=count(message.total_bytes), version=label(message.version),
+        metrics=label(message.metrics),
     )  # fmt: skip
 
 

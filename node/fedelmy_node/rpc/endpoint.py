@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from fedelmy_node.domain.names import Address
 from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.rpc.calling import Refusal, log_refusal
 from fedelmy_node.rpc.guard import Guard, LocalGuard, Permit
+from fedelmy_node.rpc.health import HealthService, Look
 from fedelmy_node.rpc.quotas import Budget
 from fedelmy_node.rpc.serve import make_local_server, make_server
 from fedelmy_node.rpc.services import (
@@ -33,10 +34,11 @@ BUDGETS: Final[Mapping[str, Budget]] = {
     "preparations": Budget(at_once=4, share=2, per_second=1, burst=20),
     "watchers": Budget(at_once=16, share=8, per_second=2, burst=50),
     "neighbours": Budget(at_once=64, share=32, per_second=5, burst=100),
+    "probes": Budget(at_once=8, share=2, per_second=1, burst=10),
+    "measurements": Budget(at_once=4, share=2, per_second=0.5, burst=60),
 }
 """One kind of call cannot starve another, and one caller cannot starve the others of its kind."""
 _GRACE_SECONDS: Final = 2.0
-_SERVICES: Final = ("fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Transfer")
 
 
 class Endpoint:
@@ -51,26 +53,30 @@ class Endpoint:
         on_refusal: Callable[[Refusal], None] = log_refusal,
     ) -> None:
         believe = None if identity is None else lambda: identity().trust
-        guard = Guard(
+        self._guard = guard = Guard(
             RULES, BUDGETS, believe=believe, stall_seconds=stall_seconds, permit=permit, on_refusal=on_refusal
         )
         self._server, self.address = make_server(listen, identity, interceptors=[guard], workers=guard.workers)
-        self._health = health.HealthServicer()
+        self._health = HealthService()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    def open(self, control: ControlHandler, peer: PeerHandler, transfer: TransferHandler) -> None:
+    def open(self, control: ControlHandler, peer: PeerHandler, transfer: TransferHandler, truth: Look) -> None:
+        """Answer; `truth` says which services work, whenever somebody asks for health."""
         add_network(self._server, control, peer, transfer)
+        self._health.open(truth)
         self._server.start()
-        for service in ("", *_SERVICES):
-            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
-    def not_serving(self) -> None:
-        """Tell whoever asks for health that this node is going down."""
-        self._health.enter_graceful_shutdown()
+    def look(self) -> None:
+        """Something has happened to this node's health: whoever watches it is told now."""
+        self._health.look()
+
+    def calls(self) -> Mapping[str, int]:
+        """Calls under way, by budget."""
+        return self._guard.calls()
 
     def close(self) -> None:
         """Refuse new calls, give those under way a moment, and return when all have ended."""
-        self._health.enter_graceful_shutdown()
+        self._health.close()
         self._server.stop(_GRACE_SECONDS).wait()
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 import grpc
 from cryptography import x509
 
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import FedelmyError, IdentityError, InternalError, PeerError
 from fedelmy_node.identity.certificates import parse_certificates
 from fedelmy_node.identity.subject import Subject
@@ -114,6 +115,10 @@ class Guard(grpc.ServerInterceptor):
         self._on_refusal = on_refusal
         self.workers: Final = self._quotas.at_once + _REFUSING_THREADS
         """How many threads a server needs so that every call within the budgets runs at once."""
+
+    def calls(self) -> Mapping[str, int]:
+        """Calls under way, by budget."""
+        return self._quotas.running()
 
     def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
         method: str = handler_call_details.method
@@ -234,7 +239,7 @@ def _errors_answered(
 
 
 def _answer_fault(method: str, context: grpc.ServicerContext) -> None:
-    logger.exception("fault while answering %s", method)
+    logger.exception("fault while answering %s", method, extra={"run": clean(calling().run, 100)})
     abort(context, InternalError("E-INTERNAL", f"{method} failed; see the log of the node"))
 
 

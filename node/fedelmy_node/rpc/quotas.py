@@ -56,6 +56,11 @@ class Quotas:
         """How many calls can run at the same time, of all kinds together."""
         return sum(budget.at_once for budget in self._budgets.values())
 
+    def running(self) -> dict[str, int]:
+        """Calls under way, by budget."""
+        with self._lock:
+            return {name: callers.total() for name, callers in self._running.items()}
+
     def count(self, name: str, caller: str) -> None:
         """One more call has come, whatever becomes of it; TooOftenError if that is beyond this caller's rate."""
         budget, now = self._budgets[name], self._now()

@@ -18,13 +18,14 @@ from fedelmy_node.errors import ConfigError, StoreError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, SERVER_OPTIONS
 
-__all__ = ["make_server", "make_local_server", "open_local_channel"]
+__all__ = ["make_server", "make_local_server", "open_local_channel", "bind_failure"]
 
 _SOCKET_PATH_BYTES: Final = 100
 """Linux takes 107, other systems 103; the rest is for names that grpc may add."""
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 _LOCAL_WORKERS: Final = 4
 _ANSWER_SECONDS: Final = 5.0
+_GONE: Final = "it was in use a moment ago"
 
 
 def make_server(
@@ -48,7 +49,7 @@ def make_server(
             port = server.add_secure_port(listen, _credentials(identity))
     except RuntimeError as error:
         server.stop(None)
-        raise ConfigError("E-CONFIG-PORT", f"cannot listen on {listen}: {_bind_failure(listen)}") from error
+        raise ConfigError("E-CONFIG-PORT", f"cannot listen on {listen}: {bind_failure(listen) or _GONE}") from error
     host, _, _ = listen.rpartition(":")
     return server, Address(f"{host}:{port}")
 
@@ -105,8 +106,8 @@ def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([pair], identity.ca_pem)
 
 
-def _bind_failure(listen: Address) -> str:
-    """Why a bind failed: grpc does not say, so the same is tried once more without it."""
+def bind_failure(listen: Address) -> str:
+    """Why nobody can listen there, empty if one can: grpc does not say, so the same is tried without it."""
     host, _, port = listen.rpartition(":")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
@@ -118,7 +119,7 @@ def _bind_failure(listen: Address) -> str:
             probe.listen()
     except OSError as error:
         return (error.strerror or str(error)).lower()
-    return "it was in use a moment ago"
+    return ""
 
 
 def _local_target(socket_path: Path) -> str:

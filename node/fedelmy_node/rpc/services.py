@@ -6,6 +6,7 @@ and the translation of errors happen before and around these methods, in `guard`
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
@@ -13,11 +14,11 @@ import grpc
 from grpc import Server
 from grpc import ServicerContext as Context
 
-from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.events import Event, RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.reports import (
     Health,
+    Measured,
     NeighbourState,
     NodeDescription,
     PrepareAnswer,
@@ -47,12 +48,18 @@ from fedelmy_proto.v1 import (
     transfer_pb2,
 )
 
-__all__ = ["ControlHandler", "PeerHandler", "TransferHandler", "AdminHandler", "RULES", "add_network", "add_local"]
+__all__ = [
+    "MEASURE_BYTES", "MEASURE_SECONDS", "RULES",
+    "ControlHandler", "PeerHandler", "TransferHandler", "AdminHandler", "add_network", "add_local",
+]  # fmt: skip
 
 SendRequest = Block | transfer_pb2.SendRequest
 """What `blocks` makes of a message."""
 _BLOCKS_AHEAD: Final = 2
 """Received while the one before is verified and written; they are taken even if the link is cut meanwhile."""
+MEASURE_BYTES: Final = 8 << 20
+MEASURE_SECONDS: Final = 10.0
+"""Of one call of Measure; whichever comes first."""
 RULES: Mapping[str, Rule] = {
     **{
         f"/fedelmy.v1.Control/{method}": Rule(roles=("operator",), budget="control")
@@ -61,9 +68,11 @@ RULES: Mapping[str, Rule] = {
     "/fedelmy.v1.Control/Prepare": Rule(roles=("operator",), budget="preparations"),
     "/fedelmy.v1.Control/Watch": Rule(roles=("operator",), budget="watchers"),
     "/fedelmy.v1.Peer/Watch": Rule(roles=("site",), budget="neighbours"),
+    "/fedelmy.v1.Peer/Measure": Rule(roles=("site", "operator"), budget="measurements"),
     "/fedelmy.v1.Transfer/Begin": Rule(roles=("site",), budget="transfers"),
     "/fedelmy.v1.Transfer/Send": Rule(roles=("site",), budget="transfers"),
     "/grpc.health.v1.Health/Check": Rule(roles=("site", "operator"), budget="control"),
+    "/grpc.health.v1.Health/Watch": Rule(roles=("site", "operator"), budget="probes"),
 }
 """Who may call what, and which budget a call uses; what is not here is refused."""
 
@@ -82,7 +91,7 @@ class ControlHandler(Protocol):
     """What an operator may ask."""
 
     def describe(self) -> NodeDescription: ...
-    def prepare(self, signed: Signed, operator: str, *, check_only: bool) -> PrepareAnswer: ...
+    def prepare(self, signed: Signed, operator: str, *, check_only: bool, examine: bool) -> PrepareAnswer: ...
     def start(self, run: RunId) -> RunState: ...
     def watch(self, run: RunId, after: int) -> Stream[Event]: ...
     def cancel(self, signed: Signed) -> RunState: ...
@@ -94,6 +103,7 @@ class PeerHandler(Protocol):
     """What a neighbour may ask."""
 
     def tell_neighbour(self, asker: SiteName, run: RunId) -> Stream[NeighbourState]: ...
+    def measured(self, received: int) -> Measured: ...
 
 
 class TransferHandler(Protocol):
@@ -126,8 +136,9 @@ class _Control(control_pb2_grpc.ControlServicer):
 
     def Prepare(self, request: control_pb2.PrepareRequest, context: Context) -> control_pb2.PrepareReply:
         signed, operator = convert.signed_from_pb(request.slice), caller(context).name
-        answer = self._handler.prepare(signed, operator, check_only=request.check_only)
-        return control_pb2.PrepareReply(report=canonical_json(answer.report), state=answer.state)
+        examine = request.examine and request.check_only
+        answer = self._handler.prepare(signed, operator, check_only=request.check_only, examine=examine)
+        return convert.answer_to_pb(answer)
 
     def Start(self, request: control_pb2.StartRequest, context: Context) -> control_pb2.StartReply:
         concern(request.run)
@@ -137,8 +148,9 @@ class _Control(control_pb2_grpc.ControlServicer):
         concern(request.run)
         stream = self._handler.watch(asked_run(request.run), request.after)
         if context.add_callback(stream.close):
+            look = Again(lambda: recheck(context))  # a run may outlast the certificate of whoever watches it
             for event in stream:
-                recheck(context)  # a run may outlast the certificate of whoever watches it
+                look()
                 yield convert.event_to_pb(event)
 
     def Cancel(self, request: control_pb2.CancelRequest, context: Context) -> control_pb2.CancelReply:
@@ -168,6 +180,14 @@ class _Peer(peer_pb2_grpc.PeerServicer):
             for state in stream:
                 recheck(context)
                 yield convert.neighbour_state_to_pb(state)
+
+    def Measure(self, request_iterator: Iterator[peer_pb2.MeasureBlock], context: Context) -> peer_pb2.MeasureReply:
+        received, deadline = 0, time.monotonic() + MEASURE_SECONDS
+        for block in request_iterator:
+            received += len(block.data)
+            if received >= MEASURE_BYTES or time.monotonic() > deadline:
+                break  # it knows enough; what still comes is not read
+        return convert.measured_to_pb(self._handler.measured(received))
 
 
 class _Transfer:

@@ -95,6 +95,8 @@ class AuditLog:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._path = root / "audit.jsonl"
+        self.failures = 0
+        """Acts that could not be written."""
         self._lock = threading.Lock()
         self._known: tuple[int, int, Head] | None = None
         """Inode, size and last line as this process left them."""
@@ -108,8 +110,8 @@ class AuditLog:
         try:
             self._add(act, sync=False)
         except Exception as error:  # noqa: BLE001 - a refusal stays one, written down or not
-            private = {"private": str(getattr(error, "private", error))}
-            logger.error("the audit log cannot be written: %s", type(error).__name__, extra=private)
+            extra = {"run": clean(act.run, 100), "private": str(getattr(error, "private", error))}
+            logger.error("the audit log cannot be written: %s", type(error).__name__, extra=extra)
 
     def _add(self, act: Act, *, sync: bool) -> Head:
         with self._lock:
@@ -122,6 +124,7 @@ class AuditLog:
                 finally:
                     os.close(descriptor)  # and with it the lock
             except OSError as error:
+                self.failures += 1
                 raise cannot_write(self._path, error) from error
 
     def _open(self) -> int:

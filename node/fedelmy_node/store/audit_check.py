@@ -6,12 +6,15 @@ import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import StoreError
 from fedelmy_node.store.audit import BEGINNING, Head, audit_files, line_hash, read_head, read_line
+from fedelmy_node.store.layout import Layout
+from fedelmy_node.store.tally import tally
 
 __all__ = ["Verdict", "verify", "entries"]
 
@@ -147,8 +150,24 @@ def _snapshot(root: Path) -> tuple[Head | None, list[tuple[BinaryIO, int]]]:
         message = f"the audit log cannot be read: {error.strerror}"
         raise StoreError("E-STORE-DAMAGED", message, private=str(current)) from error
     if read_head(root) is None and len(audit_files(root)) == 1:
+        _refuse_if_gone(root)
         raise StoreError("E-AUDIT-MISSING", "there is no audit log yet", private=str(current))
     return read_head(root), _opened(root)
+
+
+def _refuse_if_gone(root: Path) -> None:
+    """Log and head can be removed together; but no run gets into the journal without a line that says so."""
+    found = tally(Layout(root).journal)
+    if found is None or not found.runs:
+        return
+    runs, oldest = sum(found.runs.values()), datetime.fromtimestamp(found.oldest_at, UTC)
+    raise StoreError(
+        "E-AUDIT-BROKEN",
+        f"the audit log is gone: neither audit.jsonl nor audit.head is there, but the journal knows {runs}"
+        f" run{'s' if runs > 1 else ''}, the oldest from {oldest:%Y-%m-%d} or before, and each has lines in the log",
+        hint="Find out who or what removed them; restore the files from a copy if there is one.",
+        private=str(root),
+    )
 
 
 def _follows(root: Path) -> bool:

@@ -25,7 +25,7 @@ from fedelmy_node.errors import RunError, StoreError
 from fedelmy_node.store.records import EdgeRecord, Prepared, RunRecord, StepRecord
 from fedelmy_node.store.schema import migrate
 from fedelmy_node.store.streams import EventStream, Stream
-from fedelmy_node.store.telling import tell
+from fedelmy_node.store.telling import Telling
 
 __all__ = ["Journal"]
 
@@ -41,6 +41,7 @@ class Journal:
 
     def __init__(self, path: Path | str, site: SiteName) -> None:
         self._site = site
+        self.telling: Final = Telling()
         self._lock = threading.RLock()
         self._grown = threading.Condition(self._lock)
         self._ended = False
@@ -269,9 +270,8 @@ class Journal:
         return True
 
     def _edge(self, run: RunId, edge: EdgeId) -> sqlite3.Row:
-        row: sqlite3.Row | None = self._db.execute(
-            "SELECT * FROM edges WHERE run = ? AND edge = ?", (run, edge)
-        ).fetchone()
+        found = self._db.execute("SELECT * FROM edges WHERE run = ? AND edge = ?", (run, edge))
+        row: sqlite3.Row | None = found.fetchone()
         if row is None:
             raise RunError("E-RUN-UNKNOWN", f"site {self._site} has forgotten run {run!r}")
         return row
@@ -358,7 +358,7 @@ class Journal:
             self.wake()
             told, self._changes = self._changes, []
         for event in told:
-            tell(event)
+            self.telling(event)
 
     def _event(self, run: RunId, step: StepId | None, kind: EventKind, data: Mapping[str, Any]) -> None:
         now, text = time.time(), canonical_json(data)

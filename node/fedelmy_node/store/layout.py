@@ -26,7 +26,10 @@ from typing import Final
 from fedelmy_node.domain.names import EdgeId, RunId, StepId, file_stem
 from fedelmy_node.errors import StoreError
 
-__all__ = ["Layout", "StateLock"]
+__all__ = ["SPARE_BYTES", "Layout", "StateLock"]
+
+SPARE_BYTES: Final = 64 << 20
+"""Left free on the disk for the journal and for what a step itself writes: below it no bundle is taken."""
 
 _NETWORK_FILE_SYSTEMS: Final = frozenset(
     {
@@ -88,15 +91,29 @@ class Layout:
         except OSError as error:
             message = f"cannot make the state directory: {error.strerror}"
             raise StoreError("E-STORE-UNWRITABLE", message, private=str(self.root)) from error
-        if not os.access(self.root, os.W_OK | os.X_OK):
+        self.check()
+
+    def check(self) -> None:
+        """Refuse a directory that cannot hold a journal; one that is not there yet is judged by where it would be."""
+        place = self.place
+        if os.statvfs(place).f_flag & os.ST_RDONLY:
+            message = "the state directory is on a disk that is mounted read-only"
+            hint = "Mount it for writing, or choose another directory with --state; disks that fail become read-only."
+            raise StoreError("E-STORE-UNWRITABLE", message, hint=hint, private=str(self.root))
+        if not os.access(place, os.W_OK | os.X_OK):
             raise StoreError("E-STORE-UNWRITABLE", "the state directory is not writable", private=str(self.root))
-        kind = _file_system(self.root)
+        kind = _file_system(place)
         if kind in _NETWORK_FILE_SYSTEMS:
             message = f"the state directory is on a network file system, {kind}"
             raise StoreError("E-STORE-NETWORK", message, private=str(self.root))
 
+    @property
+    def place(self) -> Path:
+        """The directory, or the nearest one above it that exists."""
+        return next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
+
     def free_bytes(self) -> int:
-        found = os.statvfs(self.root)
+        found = os.statvfs(self.place)
         return found.f_bavail * found.f_frsize
 
 

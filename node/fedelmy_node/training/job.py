@@ -55,6 +55,10 @@ class Job:
     """How far an input may be from the initial model, in lengths of that one; None: as far as it likes."""
     checkpoints: Path | None = None
     """A directory of the job's own, where a train step can go on from; None: there are no checkpoints."""
+    features: int = 0
+    """Test samples whose features an evaluate step draws for the report; 0: none."""
+    trial: bool = False
+    """prepare: also train a few batches on the device, and report how long they took."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,3 +73,5 @@ class Outcome:
     """prepare: the tensors that a bundle of this recipe's model has."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Counts and metrics: all that may leave the site."""
+    private: tuple[str, ...] = ()
+    """prepare: the first files that cannot be read; this stays on the machine."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedelmy_node.training.flat import BLOCK, Weights
 
-__all__ = ["Pool", "mean_weights"]
+__all__ = ["Pool", "mean_weights", "distances_between"]
 
 
 class Pool:
@@ -38,6 +38,16 @@ def mean_weights(members: Sequence[Weights]) -> Weights:
         vector=_mean([member.vector for member in members]),
         rest={name: _mean([member.rest[name] for member in members]) for name in members[-1].rest},
     )
+
+
+def distances_between(members: Sequence[Weights]) -> list[list[float]]:
+    """The L2 distance of every two members' parameters (figure 10 of the paper), summed in float64."""
+    table = [[0.0] * len(members) for _ in members]
+    for i, one in enumerate(members):
+        for j in range(i):
+            apart = torch.linalg.vector_norm(one.vector - members[j].vector, dtype=torch.float64)
+            table[i][j] = table[j][i] = float(apart)
+    return table
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,11 +28,13 @@ from fedelmy_node.training.bundle import bundle_bytes, manifest_of, read_bundle,
 from fedelmy_node.training.checkpoint import job_key
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.data.site import SiteData, open_data
+from fedelmy_node.training.features import embedding
 from fedelmy_node.training.fit import Bench, fit, new_optimizer, validate
 from fedelmy_node.training.flat import FlatModel, Weights
 from fedelmy_node.training.job import Emit, Job, Outcome
 from fedelmy_node.training.metrics import evaluate
 from fedelmy_node.training.models import build
+from fedelmy_node.training.pool import distances_between
 from fedelmy_node.training.progress import Progress
 from fedelmy_node.training.resume import Checkpoints
 from fedelmy_node.training.seeds import derive
@@ -43,6 +46,8 @@ __all__ = ["MODEL_GROUP", "Loaded", "load", "run"]
 
 MODEL_GROUP: Final = "model"
 """The group of a bundle that is the model's state dict."""
+_COMPARED: Final = 64
+"""Members of a pool whose distances are told: a table of more is nothing to look at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -120,7 +125,11 @@ def _prepare(loaded: Loaded) -> Outcome:
         "parameters": loaded.model.parameters,
         "bundle_bytes": bundle_bytes({MODEL_GROUP: loaded.model.state_dict()}, loaded.job.recipe.wire_dtype),
     }
-    return Outcome(manifest=loaded.manifest, report=report)
+    if loaded.job.trial:
+        from fedelmy_node.training.trial import trial  # only an examination needs it
+
+        report["trial"] = trial(loaded.job, loaded.data, _device(loaded.job.device))
+    return Outcome(manifest=loaded.manifest, report=report, private=loaded.data.unreadable)
 
 
 def _checkpoints(
@@ -164,9 +173,23 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Chec
         **_sizes(loaded.data),
         "member_accuracies": work.accuracies,
         "validation_accuracy": validate(bench),
+        **_comparison(bench, work),
     }
+    model.load(result)
     sha256, size = write_bundle(job.output, {MODEL_GROUP: model.state_dict()}, recipe.wire_dtype)
     return Outcome(sha256=sha256, bytes=size, report=report)
+
+
+def _comparison(bench: Bench, work: Work) -> dict[str, Any]:
+    """What the pool began with, and how far apart its members are."""
+    began = [*work.pool, *work.received][:1]
+    compared: dict[str, Any] = {}
+    if began:
+        bench.model.load(began[0])
+        compared["received_accuracy"] = validate(bench)
+    if 1 < len(work.pool) <= _COMPARED:
+        compared["pool_distances"] = distances_between(work.pool)
+    return compared
 
 
 def _evaluate(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
@@ -174,8 +197,12 @@ def _evaluate(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
         raise RunError("E-RUN-PLAN", f"an evaluate step has one input, not {len(inputs)}")
     task, model = loaded.job.recipe.task, loaded.model
     model.load(_receive(loaded, inputs[0]))
-    batches = eval_batches(loaded.data.test, task.input, device=model.theta.device)
-    return Outcome(report=evaluate(model.module, batches, task.classes))
+    batches = partial(eval_batches, loaded.data.test, task.input, device=model.theta.device)
+    report = evaluate(model.module, batches(), task.classes)
+    if loaded.job.features:
+        embedded = embedding(model.module, batches(), loaded.job.features, seed=loaded.job.recipe.seed)
+        report |= {"embedding": embedded} if embedded else {}
+    return Outcome(report=report)
 
 
 def _receive(loaded: Loaded, path: Path) -> Weights:

@@ -21,6 +21,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -81,8 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Set the process up, do the job, report how it went."""
     parser = argparse.ArgumentParser(description="Started by the daemon, not by people.")
     parser.add_argument("--events-fd", type=int, required=True)
-    events_fd = parser.parse_args(arguments).events_fd
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    parser.add_argument("--about", default="", help="site, run and step, for whoever reads the log or lists processes")
+    given = parser.parse_args(arguments)
+    events_fd = given.events_fd
+    _configure_logging(given.about)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal belongs to the daemon
     line = Line(_take_over_stdin(), events_fd)
     os.set_inheritable(events_fd, False)
@@ -99,6 +102,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = f"the trainer failed: {type(error).__name__}"
         return _fail(line, TrainingError("E-TRAINING-CRASH", reason, private=str(error)))
     return 0
+
+
+def _configure_logging(about: str) -> None:
+    """The step's own log, in a private file: lines as the daemon's, with site, run and step."""
+    formatter = logging.Formatter(
+        f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {about.replace('%', '%%')} %(name)s: %(message)s",
+        "%Y-%m-%d %H:%M:%S",
+    )
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _do(line: Line, stopping: Stopping) -> None:

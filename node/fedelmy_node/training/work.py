@@ -30,7 +30,9 @@ class Work:
         """The step's inputs, in the order of the plan."""
         self.accuracies: list[float | None] = []
         """Validation accuracy of every pool member that was fitted, in order; for the step's report."""
-        self.keep_member: Keep = keep
+        self.pool: list[Weights] = []
+        """The members that the strategy named as such, the one that it began with first; likewise."""
+        self._keep = keep
         self._bench = bench
         self._fit = fit
 
@@ -48,6 +50,11 @@ class Work:
     def expect(self, *, epochs: int) -> None:
         """Say once, at the beginning, how many epochs the step takes in all: estimates of time need it."""
         self._bench.progress.expect(epochs)
+
+    def keep_member(self, member: int, weights: Weights) -> None:
+        """A pool member is complete: it is measured for the report, and stored if the site wants that."""
+        self.pool.append(weights)
+        self._keep(member, weights)
 
     def fit(
         self,

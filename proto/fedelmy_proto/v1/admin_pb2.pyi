@@ -12,7 +12,7 @@ class HealthRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HealthReply(_message.Message):
-    __slots__ = ("serving", "site", "address", "process", "active", "queue", "problems", "warnings", "certificate_expires")
+    __slots__ = ("serving", "site", "address", "process", "active", "queue", "problems", "warnings", "certificate_expires", "services", "free_bytes", "total_bytes", "version", "metrics")
     SERVING_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,11 @@ class HealthReply(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    SERVICES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     serving: bool
     site: str
     address: str
@@ -31,7 +36,22 @@ class HealthReply(_message.Message):
     problems: _containers.RepeatedScalarFieldContainer[str]
     warnings: _containers.RepeatedScalarFieldContainer[str]
     certificate_expires: float
-    def __init__(self, serving: _Optional[bool] = ..., site: _Optional[str] = ..., address: _Optional[str] = ..., process: _Optional[int] = ..., active: _Optional[str] = ..., queue: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ..., warnings: _Optional[_Iterable[str]] = ..., certificate_expires: _Optional[float] = ...) -> None: ...
+    services: _containers.RepeatedCompositeFieldContainer[ServiceHealth]
+    free_bytes: int
+    total_bytes: int
+    version: str
+    metrics: str
+    def __init__(self, serving: _Optional[bool] = ..., site: _Optional[str] = ..., address: _Optional[str] = ..., process: _Optional[int] = ..., active: _Optional[str] = ..., queue: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ..., warnings: _Optional[_Iterable[str]] = ..., certificate_expires: _Optional[float] = ..., services: _Optional[_Iterable[_Union[ServiceHealth, _Mapping]]] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., version: _Optional[str] = ..., metrics: _Optional[str] = ...) -> None: ...
+
+class ServiceHealth(_message.Message):
+    __slots__ = ("name", "serving", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    serving: bool
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., serving: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RunsRequest(_message.Message):
     __slots__ = ()

@@ -61,20 +61,42 @@ class Signed(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("slice", "check_only")
+    __slots__ = ("slice", "check_only", "examine")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     CHECK_ONLY_FIELD_NUMBER: _ClassVar[int]
+    EXAMINE_FIELD_NUMBER: _ClassVar[int]
     slice: Signed
     check_only: bool
-    def __init__(self, slice: _Optional[_Union[Signed, _Mapping]] = ..., check_only: _Optional[bool] = ...) -> None: ...
+    examine: bool
+    def __init__(self, slice: _Optional[_Union[Signed, _Mapping]] = ..., check_only: _Optional[bool] = ..., examine: _Optional[bool] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("report", "state")
+    __slots__ = ("report", "state", "findings")
     REPORT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     report: bytes
     state: str
-    def __init__(self, report: _Optional[bytes] = ..., state: _Optional[str] = ...) -> None: ...
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    def __init__(self, report: _Optional[bytes] = ..., state: _Optional[str] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("subject", "check", "verdict", "message", "code", "fix", "facts")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    check: str
+    verdict: str
+    message: str
+    code: str
+    fix: str
+    facts: bytes
+    def __init__(self, subject: _Optional[str] = ..., check: _Optional[str] = ..., verdict: _Optional[str] = ..., message: _Optional[str] = ..., code: _Optional[str] = ..., fix: _Optional[str] = ..., facts: _Optional[bytes] = ...) -> None: ...
 
 class StartRequest(_message.Message):
     __slots__ = ("run",)
@@ -133,7 +155,7 @@ class ReportRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin", "operator", "plan_sha256", "asked", "plan_id")
+    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin", "operator", "plan_sha256", "asked", "plan_id", "recipe", "prepared", "version", "clock", "expires_at")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +174,11 @@ class ReportReply(_message.Message):
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     run: str
     site: str
     state: str
@@ -170,7 +197,12 @@ class ReportReply(_message.Message):
     plan_sha256: str
     asked: _containers.RepeatedScalarFieldContainer[str]
     plan_id: str
-    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., operator: _Optional[str] = ..., plan_sha256: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ...) -> None: ...
+    recipe: bytes
+    prepared: bytes
+    version: str
+    clock: float
+    expires_at: float
+    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., operator: _Optional[str] = ..., plan_sha256: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ..., recipe: _Optional[bytes] = ..., prepared: _Optional[bytes] = ..., version: _Optional[str] = ..., clock: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class Neighbour(_message.Message):
     __slots__ = ("site", "address")

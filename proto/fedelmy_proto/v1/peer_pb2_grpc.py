@@ -39,6 +39,11 @@ class PeerStub:
                 request_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourWatch.SerializeToString,
                 response_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourState.FromString,
                 _registered_method=True)
+        self.Measure = channel.stream_unary(
+                '/fedelmy.v1.Peer/Measure',
+                request_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.MeasureBlock.SerializeToString,
+                response_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.MeasureReply.FromString,
+                _registered_method=True)
 
 
 class PeerServicer:
@@ -52,6 +57,14 @@ class PeerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Measure(self, request_iterator, context):
+        """How far is it to you, what do you speak, and what time is it there? Without a run, for whoever looks before one:
+        sites and operators. What is sent has no meaning; it is counted, and there are limits to how much and how often.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +72,11 @@ def add_PeerServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourWatch.FromString,
                     response_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourState.SerializeToString,
+            ),
+            'Measure': grpc.stream_unary_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=fedelmy__proto_dot_v1_dot_peer__pb2.MeasureBlock.FromString,
+                    response_serializer=fedelmy__proto_dot_v1_dot_peer__pb2.MeasureReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +106,33 @@ class Peer:
             '/fedelmy.v1.Peer/Watch',
             fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourWatch.SerializeToString,
             fedelmy__proto_dot_v1_dot_peer__pb2.NeighbourState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/fedelmy.v1.Peer/Measure',
+            fedelmy__proto_dot_v1_dot_peer__pb2.MeasureBlock.SerializeToString,
+            fedelmy__proto_dot_v1_dot_peer__pb2.MeasureReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,10 @@ class PeerStub:
     """How is this run doing at your site, as far as it concerns me? Tell me now, and again whenever it changes, until
     it is over. A stream that stands is also how each of us knows that the other is there.
     """
+    Measure: _grpc.StreamUnaryMultiCallable[_peer_pb2.MeasureBlock, _peer_pb2.MeasureReply]
+    """How far is it to you, what do you speak, and what time is it there? Without a run, for whoever looks before one:
+    sites and operators. What is sent has no meaning; it is counted, and there are limits to how much and how often.
+    """
 
 @_typing.type_check_only
 class PeerAsyncStub(PeerStub):
@@ -42,6 +46,10 @@ class PeerAsyncStub(PeerStub):
     Watch: _aio.UnaryStreamMultiCallable[_peer_pb2.NeighbourWatch, _peer_pb2.NeighbourState]  # type: ignore[assignment]
     """How is this run doing at your site, as far as it concerns me? Tell me now, and again whenever it changes, until
     it is over. A stream that stands is also how each of us knows that the other is there.
+    """
+    Measure: _aio.StreamUnaryMultiCallable[_peer_pb2.MeasureBlock, _peer_pb2.MeasureReply]  # type: ignore[assignment]
+    """How far is it to you, what do you speak, and what time is it there? Without a run, for whoever looks before one:
+    sites and operators. What is sent has no meaning; it is counted, and there are limits to how much and how often.
     """
 
 class PeerServicer(metaclass=_abc_1.ABCMeta):
@@ -53,6 +61,16 @@ class PeerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.NeighbourState], _abc.AsyncIterator[_peer_pb2.NeighbourState]]:
         """How is this run doing at your site, as far as it concerns me? Tell me now, and again whenever it changes, until
         it is over. A stream that stands is also how each of us knows that the other is there.
+        """
+
+    @_abc_1.abstractmethod
+    def Measure(
+        self,
+        request_iterator: _MaybeAsyncIterator[_peer_pb2.MeasureBlock],
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_pb2.MeasureReply, _abc.Awaitable[_peer_pb2.MeasureReply]]:
+        """How far is it to you, what do you speak, and what time is it there? Without a run, for whoever looks before one:
+        sites and operators. What is sent has no meaning; it is counted, and there are limits to how much and how often.
         """
 
 def add_PeerServicer_to_server(servicer: PeerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -42,6 +42,10 @@ class Samples:
         return Samples(images=self.images[begin:end], labels=self.labels[begin:end])
 
 
+KEPT_NAMES: Final = 20
+"""Of files that cannot be read, so many are named."""
+
+
 def read_samples(
     raw: RawSamples,
     positions: NDArray[np.int64],
@@ -49,15 +53,16 @@ def read_samples(
     wanted: InputFormat,
     *,
     unreadable: Literal["refuse", "skip"],
+    names: list[str] | None = None,
 ) -> tuple[Samples, int]:
     """The samples at some positions, in that order, and how many were left out because nothing can read them.
 
-    `numbers` gives the source's classes the federation's numbers.
+    `numbers` gives the source's classes the federation's numbers; `names` takes those of the first files left out.
     """
     images = torch.empty((0, wanted.channels, wanted.height, wanted.width), dtype=torch.uint8)
     kept: list[NDArray[np.int64]] = []
     filled = 0
-    for block, converted in _blocks(raw.images, positions, wanted, unreadable):
+    for block, converted in _blocks(raw.images, positions, wanted, unreadable, [] if names is None else names):
         if filled == 0:
             images = converted.new_empty((len(positions), *converted.shape[1:]))
         mixed = converted.dtype != images.dtype  # 8-bit and deeper files in one folder
@@ -71,7 +76,11 @@ def read_samples(
 
 
 def _blocks(
-    images: Images, positions: NDArray[np.int64], wanted: InputFormat, unreadable: Literal["refuse", "skip"]
+    images: Images,
+    positions: NDArray[np.int64],
+    wanted: InputFormat,
+    unreadable: Literal["refuse", "skip"],
+    names: list[str],
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     """Positions and their converted images, as many at once as the source allows, without the unreadable."""
     step = images.at_once if len(positions) > 1 else 1
@@ -84,10 +93,11 @@ def _blocks(
                 raise
             if len(block) > 1:  # one by one, to name or leave out the one that is to blame
                 for position in block:
-                    yield from _blocks(images, np.array([position]), wanted, unreadable)
+                    yield from _blocks(images, np.array([position]), wanted, unreadable, names)
             elif unreadable == "refuse":
                 raise
             else:
                 logger.warning("left out: %s", error.whole)  # the trainer's own log, which is private
+                names += [error.private][: KEPT_NAMES - len(names)]
         else:
             yield block, converted

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ class SiteData:
     """Classes of which neither train nor validation has a sample: the site teaches nothing about them."""
     left_out: int
     """Files that could not be read and were skipped."""
+    unreadable: tuple[str, ...] = ()
+    """The first of them, by name; these stay at the site."""
 
 
 def open_data(spec: DataSpec, task: Task, *, seed: int, site: SiteName) -> SiteData:
@@ -61,20 +63,21 @@ def open_data(spec: DataSpec, task: Task, *, seed: int, site: SiteName) -> SiteD
 
     generator = torch.Generator().manual_seed(derive(seed, site, "split"))
     positions = positions[torch.randperm(len(positions), generator=generator).numpy()]
-    pool, left_out = read_samples(raw.pool, positions, numbers, task.input, unreadable=spec.unreadable)
+    names: list[str] = []
+    pool, left_out = read_samples(raw.pool, positions, numbers, task.input, unreadable=spec.unreadable, names=names)
     if raw.test is None:
         tested, validated, _ = split_sizes(len(pool), own_test=False)
         test = pool.part(0, tested)
     else:
         tested, validated, _ = split_sizes(len(pool), own_test=True)
         everything = np.arange(len(raw.test.labels))
-        test, more = read_samples(raw.test, everything, numbers, task.input, unreadable=spec.unreadable)
+        test, more = read_samples(raw.test, everything, numbers, task.input, unreadable=spec.unreadable, names=names)
         left_out += more
         if len(test) == 0:
             raise DataError("E-DATA-EMPTY", "nothing in the source's own test set can be read")
     validation = pool.part(tested, tested + validated)
     train = pool.part(tested + validated, len(pool))
-    return _site_data(train, validation, test, task.classes, left_out)
+    return replace(_site_data(train, validation, test, task.classes, left_out), unreadable=tuple(names))
 
 
 def split_sizes(samples: int, *, own_test: bool) -> tuple[int, int, int]:

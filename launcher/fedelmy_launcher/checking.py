@@ -1,0 +1,118 @@
+"""Everything that can be known before a run: the operator's way to each site, and what each site finds out itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from fedelmy_launcher.control import Refusal, Sites
+from fedelmy_node.daemon.examination.peers import Caller, examine_peer
+from fedelmy_node.domain.findings import Finding
+from fedelmy_node.domain.names import PeerAddress, SiteName
+from fedelmy_node.domain.plan import Plan
+from fedelmy_node.domain.reports import NodeDescription, PrepareAnswer
+from fedelmy_node.errors import error_from_code
+
+__all__ = ["Checked", "Estimate", "check_sites", "estimate"]
+
+
+@dataclass(kw_only=True, slots=True)
+class Checked:
+    """What is known of all sites."""
+
+    nodes: dict[SiteName, NodeDescription] = field(default_factory=dict)
+    answers: dict[SiteName, PrepareAnswer] = field(default_factory=dict)
+    """Of those that would take part, or would not say no."""
+    refusals: list[Refusal] = field(default_factory=list)
+    findings: dict[SiteName, tuple[Finding, ...]] = field(default_factory=dict)
+    """First those from here to the site, then the site's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """How long a run would take, its sites one after the other."""
+
+    training_seconds: float
+    transfer_seconds: float
+    unknown: tuple[SiteName, ...]
+    """Sites that say nothing about it; they are not counted."""
+
+    @property
+    def seconds(self) -> float:
+        return self.training_seconds + self.transfer_seconds
+
+
+def check_sites(sites: Sites, plan: Plan, *, quick: bool, doing: Callable[[str], None]) -> Checked:
+    """Ask all that can be asked; with `quick`, only whether every site would take part."""
+    checked = Checked()
+    if not quick:
+        doing("looking at the way to every site")
+        checked.findings = _ways(sites)
+    checked.nodes, checked.refusals = sites.describe()
+    if checked.refusals and quick:
+        return checked
+    doing("asking every site" + ("" if quick else " to examine itself, its data and its neighbours"))
+    answers, refusals = sites.prepare(plan, check_only=True, examine=not quick, sites=list(checked.nodes))
+    for site, answer in answers.items():
+        told = tuple(finding for finding in answer.findings if finding.subject != "plan")
+        if told:
+            checked.findings[site] = checked.findings.get(site, ()) + told
+        if answer.state is None:
+            refusals.append(_refusal(site, answer))
+        else:
+            checked.answers[site] = answer
+    checked.refusals += refusals
+    return checked
+
+
+def _refusal(site: SiteName, answer: PrepareAnswer) -> Refusal:
+    """Of a site that examined itself: why it would not take part."""
+    for finding in answer.findings:
+        if finding.subject == "plan" and finding.verdict == "failure":
+            return Refusal(site, error_from_code(finding.code, f"{site}: {finding.message}", finding.fix))
+    return Refusal(site, error_from_code("E-RUN-REFUSED", f"{site} would refuse, and does not say why"))
+
+
+def _ways(sites: Sites) -> dict[SiteName, tuple[Finding, ...]]:
+    """From here to every site, all at once."""
+    name = str(sites.identity.subject) if sites.identity else "operator/operator"
+    me = Caller(name=name, identity=sites.identity, insecure=sites.identity is None)
+
+    def one(site: SiteName) -> tuple[Finding, ...]:
+        found = examine_peer(PeerAddress(site, sites.addresses[site]), me)
+        return tuple(replace(finding, subject="from here") for finding in found)
+
+    names = list(sites.addresses)
+    pool = ThreadPoolExecutor(max_workers=min(32, max(1, len(names))), thread_name_prefix="way")
+    try:
+        return dict(zip(names, pool.map(one, names), strict=True))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def estimate(plan: Plan, findings: Mapping[SiteName, Sequence[Finding]], bundle_bytes: int) -> Estimate:
+    """The sites' own estimates, and every bundle at the speed that its sender measured."""
+    training, transfers = 0.0, 0.0
+    unknown: list[SiteName] = []
+    for site in (neighbour.site for neighbour in plan.sites):
+        found = findings.get(site, ())
+        seconds = _fact(found, "device", "time", "seconds")
+        training += seconds or 0.0
+        if seconds is None:
+            unknown.append(site)
+        for edge in plan.slice_for(site).edges_out:
+            rate = _fact(found, f"peer {edge.receiver}", "speed", "bytes_per_second")
+            if not edge.skips and rate:
+                transfers += bundle_bytes / rate
+    return Estimate(training_seconds=training, transfer_seconds=transfers, unknown=tuple(unknown))
+
+
+def _fact(findings: Sequence[Finding], subject: str, check: str, key: str) -> float | None:
+    """A number of a finding; another site's word, so it may be anything."""
+    for finding in findings:
+        if (finding.subject, finding.check) == (subject, check):
+            value = finding.facts.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12:
+                return float(value)
+    return None

@@ -1,0 +1,89 @@
+"""The report of a real run: a site that was skipped and a hand-over that was cut are both on the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxy import CountingProxy
+from testbed import Bed, launched
+
+NAMES = ("north", "south", "west")
+PATIENCE_SECONDS = 3.0
+
+
+@pytest.fixture(scope="module")
+def bed(make_bed: Callable[..., Bed]) -> Bed:
+    made = make_bed(*NAMES)
+    made.partition()
+    return made
+
+
+@pytest.fixture(scope="module")
+def reported(bed: Bed) -> Iterator[Path]:
+    """south dies while north trains; north's hand-over to west goes through a link that is cut once."""
+    west = bed.sites["west"].start("--indices", "parts/west.json")
+    south = bed.sites["south"].start("--indices", "parts/south.json", "--peer", f"west={west.address}")
+    with CountingProxy(west.address) as link:
+        peers = ("--peer", f"south={south.address}", "--peer", f"west={link.address}")
+        bed.sites["north"].start("--indices", "parts/north.json", *peers)
+        bed.write_file()
+        text = bed.file.read_text().replace("epochs = 2", "epochs = 12")
+        policy = f'seed = 3\non_unreachable = "skip"\npatience = "{PATIENCE_SECONDS:g}s"'
+        bed.file.write_text(text.replace("seed = 3", policy))
+        with launched(bed, "reported") as launcher:
+            assert launcher.stdout is not None
+            for line in launcher.stdout:
+                event: dict[str, Any] = json.loads(line).get("event", {})
+                if event.get("kind") == "epoch" and event["site"] == "north":
+                    break
+            south.kill()
+            link.cut_at(link.to_target + 20_000)
+            _, err = launcher.communicate(timeout=150)
+        assert launcher.returncode == 20, err
+        assert link.cuts >= 1
+        yield bed.root / "reported.html"
+
+
+def test_it_shows_who_was_skipped_and_what_was_retried(bed: Bed, reported: Path) -> None:
+    done = bed.launch("report", "--run", "reported")
+    assert done.code == 20, done.err
+    assert "without south" in done.out and "south did not answer: E-PEER-UNREACHABLE" in done.out
+    assert "reported.html" in done.out and "reported.json" in done.out
+    page, history = reported.read_text(), json.loads(reported.with_suffix(".json").read_text())
+    assert history["state"] == "done" and history["contributors"] == ["north", "west"]
+    sites = {site["name"]: site for site in history["sites"]}
+    assert sites["south"]["skipped"] and [span["what"] for span in sites["south"]["spans"]] == ["skipped"]
+    ways = {(way["sender"], way["receiver"]): way for way in history["transfers"] if way["carries"] == "train"}
+    around, dead = ways["north", "west"], ways["north", "south"]
+    assert around["state"] == "settled" and around["retries"], "the link was cut in the middle of it"
+    assert dead["state"] == "closed" and dead["seconds"] is None
+    for text in (
+        "south was left out",
+        "failed tr",
+        around["retries"][0]["code"],
+        "not in the result",
+        "try that failed",
+    ):
+        assert text in page, text
+    for name in ("north", "west"):
+        assert {"loading", "training", "evaluating"} <= {span["what"] for span in sites[name]["spans"]}
+        members = next(step for step in sites[name]["steps"] if step["kind"] == "train")["members"]
+        assert [len(member["epochs"]) for member in members if member["member"]] == [12, 12]
+
+
+def test_from_its_data_the_same_page_is_drawn_without_any_site(bed: Bed, reported: Path) -> None:
+    bed.launch("report", "reported", "--out", "one.html")
+    done = bed.launch("report", "--from", "one.json", "--out", "two.html", "--json")
+    assert done.code == 20, done.err
+    assert done.json["html"] == "two.html" and done.json["left_out"][0]["site"] == "south"
+    assert (bed.root / "two.html").read_text() == (bed.root / "one.html").read_text()
+
+
+def test_a_run_that_nobody_knows_has_no_report(bed: Bed, reported: Path) -> None:
+    done = bed.launch("report", "--run", "never-was")
+    done.failed("E-RUN-UNKNOWN", done.code)
+    assert not (bed.root / "never-was.html").exists()

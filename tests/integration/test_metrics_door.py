@@ -1,0 +1,182 @@
+"""The HTTP door of the metrics, from outside: what it answers, what it refuses, and whom it does not wait for."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedelmy_node.config.site import Given, load_site_config
+from fedelmy_node.daemon.metrics import door as door_module
+from fedelmy_node.daemon.metrics.door import Door
+from fedelmy_node.daemon.node import Node
+from fedelmy_node.domain.names import Address
+from fedelmy_node.errors import ConfigError
+
+
+@pytest.fixture
+def rendered() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def door(rendered: list[float]) -> Iterator[Door]:
+    def render() -> bytes:
+        rendered.append(time.monotonic())
+        return b"up 1\n"
+
+    made = Door(Address("127.0.0.1:0"), render)
+    made.open()
+    yield made
+    made.close()
+
+
+def ask(door: Door, method: str = "GET", path: str = "/metrics") -> tuple[int, bytes]:
+    host, _, port = door.address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def connect(door: Door) -> socket.socket:
+    host, _, port = door.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def test_it_answers_one_question(door: Door) -> None:
+    assert ask(door) == (200, b"up 1\n")
+    assert ask(door, path="/metrics?name=x")[0] == 200
+    assert ask(door, path="/")[0] == 404
+    assert ask(door, path="/../../etc/passwd")[0] == 404
+    assert ask(door, "POST")[0] == 405
+    assert ask(door, "DELETE")[0] == 405
+
+
+@pytest.mark.parametrize("rubbish", [b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"GET\r\n\r\n"])
+def test_rubbish_is_answered_and_closed(door: Door, rubbish: bytes) -> None:
+    with connect(door) as caller:
+        caller.sendall(rubbish)
+        assert caller.recv(100).startswith(b"HTTP/1.1 4")
+    assert ask(door)[0] == 200
+
+
+def test_a_head_without_end_is_cut_off(door: Door) -> None:
+    with connect(door) as caller:
+        with pytest.raises(OSError, match=r"."):
+            for _ in range(1000):
+                caller.sendall(b"X-Filler: " + b"y" * 4096 + b"\r\n")
+        assert ask(door)[0] == 200
+
+
+def test_who_is_slow_is_not_waited_for(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then does not buy more time: it is counted for the whole request."""
+    monkeypatch.setattr(door_module, "_SECONDS", 0.5)
+    with connect(door) as caller:
+        begun = time.monotonic()
+        caller.sendall(b"GET /metrics HTTP/1.1\r\n")
+        caller.settimeout(0.1)
+        while time.monotonic() - begun < 5:
+            try:
+                caller.sendall(b"X")
+                if caller.recv(100):
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() - begun < 2
+
+
+def test_many_callers_hold_nobody_else_up(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond the limit are turned away at once; threads do not pile up; places come back."""
+    monkeypatch.setattr(door_module, "_SECONDS", 1.0)
+    before = threading.active_count()
+    idle = [connect(door) for _ in range(40)]
+    time.sleep(0.2)  # the door accepts on its own thread, and nothing tells that it has
+    assert threading.active_count() - before <= 8
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            assert ask(door)[0] == 200
+            break
+        except (OSError, http.client.HTTPException):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    for caller in idle:
+        caller.close()
+
+
+def test_metrics_are_collected_once_a_second_at_most(door: Door, rendered: list[float]) -> None:
+    begun = time.monotonic()
+    for _ in range(20):
+        assert ask(door)[0] == 200
+    assert len(rendered) <= 1 + (time.monotonic() - begun)
+
+
+def test_a_fault_while_collecting_is_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    answers = iter([ValueError("a bug")])
+
+    def render() -> bytes:
+        for error in answers:
+            raise error
+        return b"up 1\n"
+
+    made = Door(Address("127.0.0.1:0"), render)
+    made.open()
+    try:
+        with pytest.raises((OSError, http.client.HTTPException)):
+            ask(made)
+        assert ask(made)[0] == 200
+    finally:
+        made.close()
+    assert "fault while metrics were collected" in caplog.text
+
+
+def test_nobody_is_answered_after_the_end(door: Door) -> None:
+    door.close()
+    with pytest.raises(OSError, match="refused"):
+        connect(door)
+
+
+def given(state: Path, metrics: str) -> Given:
+    return Given(state=state, listen="127.0.0.1:0", data="digits", insecure=True, site="north", metrics=metrics)
+
+
+def test_a_port_in_use_is_an_error_before_anything_is_written(door: Door, tmp_path: Path) -> None:
+    port = door.address.rpartition(":")[2]
+    with pytest.raises(ConfigError, match="metrics cannot listen") as caught:
+        Node(load_site_config(given(tmp_path / "s", port)))
+    assert caught.value.code == "E-CONFIG-PORT" and "--metrics" in caught.value.hint
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_whole_node_is_scraped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(load_site_config(given(tmp_path / "s", "0.0.0.0:0")))
+    thread = threading.Thread(target=node.serve)
+    thread.start()
+    assert node.ready.wait(20)
+    try:
+        found = node.health()
+        port = int(found.metrics.rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+    finally:
+        node.stop()
+        thread.join(20)
+    assert answer.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
+    assert 'fedelmy_serving{service="fedelmy.v1.Transfer",site="north"} 1.0' in text
+    assert 'fedelmy_runs{site="north",state="running"} 0.0' in text
+    assert "fedelmy_disk_free_bytes" in text and "process_cpu_seconds_total" in text
+    assert "anybody who reaches" in caplog.text, "another address than loopback is warned of"
