@@ -19,7 +19,7 @@ from testbed import Bed, launched
 from browser import Visit, browser
 
 NAMES = ("north", "south", "west")
-LONG_MS = 90_000
+LONG_MS = 150_000
 WATCHER = """
 window.seen = {}; window.marked = true;
 new MutationObserver(() => {
