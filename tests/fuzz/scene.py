@@ -41,6 +41,7 @@ from fedelmy_node.domain.reports import (
     ResultModel,
     RunReport,
     RunSummary,
+    ServiceHealth,
     Signed,
 )
 from fedelmy_node.domain.transfer import Offer, Receipt
@@ -148,7 +149,7 @@ class _Node:
         """Who signed it is asked in another target; what a plan asks is put into words, as for the administrator."""
         plan = read_slice(signed.payload)
         prepared = replace(record().prepared, payload=signed.payload, slice=plan, operator=operator)
-        with_asking(self.report(RUN), replace(record(), prepared=prepared), Consent())
+        with_asking(self.report(RUN), replace(record(), prepared=prepared), Consent(), 0.0)
         return PrepareAnswer(report={}, state=RunState.PENDING)
 
     def revoke(self, lists: bytes, operator: str) -> int:
@@ -167,7 +168,7 @@ class _Node:
         return report_of(journal().run(run), journal().last_event(run), ())
 
     def show(self, run: RunId) -> RunReport:
-        return with_asking(self.report(run), journal().run(run), Consent())
+        return with_asking(self.report(run), journal().run(run), Consent(), 1.8e9)
 
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
         check_approval(journal().run(run), plan_sha256)
@@ -516,7 +517,7 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
             plan_sha256="cd" * 32,
             prepared={"samples": {"train": 9}, "class_counts": {"cat": 4}, "missing_classes": ["dog"], "torch": "2.6"},
         ),
-        with_asking(make_report(plan(), SITE, RunState.PENDING), record(), Consent()),
+        with_asking(make_report(plan(), SITE, RunState.PENDING), record(), Consent(), 1.8e9),
     ]
     edges = tuple(edge.id for edge in record().slice.edges_out)
     cancel = signed_cancel(RUN, PLAN_ID, "because", papers.operator())
@@ -529,6 +530,8 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
     report = canonical_json({"samples": {"train": 10}, "classes": [1, 2], "torch": "2.6"})
     health = Health(serving=True, site=SITE, address="127.0.0.1:1", process=1, queue=("run-1 train.1@south",))
     health = replace(health, warnings=("the certificate expires soon",), certificate_expires=1.8e9)
+    broken = ServiceHealth(name="fedelmy.v1.Transfer", serving=False, reason="full")
+    health = replace(health, services=(broken,), free_bytes=1, total_bytes=2, version="0.1.0", metrics="127.0.0.1:9465")
     return {
         "DescribeReply": [_pb(convert.description_to_pb(_description()))],
         "PrepareReply": [

@@ -121,6 +121,13 @@ def test_a_refusal_ends_the_run_with_its_reason(pending: Callable[..., Bench]) -
     for attempt in (lambda: made.executor.start(RUN), lambda: made.executor.approve(RUN, made.sha256)):
         with pytest.raises(ConsentError, match=r"E-CONSENT-REFUSED.*the board has not met"):
             attempt()
+    hints = []
+    for attempt in (lambda: made.executor.start(RUN), lambda: made.executor.refuse(RUN, "again")):
+        with pytest.raises(ConsentError) as caught:
+            attempt()
+        hints.append(caught.value.hint)
+    assert "Talk to the site's administrator" in hints[0], "the operator's advice"
+    assert "ask the operator for a new run" in hints[1], "the administrator's"
     with pytest.raises(ConsentError, match="E-CONSENT-REFUSED"):
         _stands(record, record.prepared.payload)
     assert not _stands(record, b"another plan"), "another plan of that name is looked at anew"

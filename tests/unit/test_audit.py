@@ -14,18 +14,23 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from federations import make_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedelmy_launcher.plans import signed_slices
 from fedelmy_node.cli.audit import audit
 from fedelmy_node.daemon import refusals
 from fedelmy_node.daemon.refusals import Refusals
+from fedelmy_node.domain.names import SiteName
 from fedelmy_node.errors import IdentityError, StoreError
 from fedelmy_node.rpc.alarms import Alarm, Alarms
 from fedelmy_node.rpc.calling import Calling, Refusal
 from fedelmy_node.store import audit as store
 from fedelmy_node.store.audit import Act, AuditLog
 from fedelmy_node.store.audit_check import entries, verify
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.records import Prepared, read_slice
 
 
 def fill(root: Path, count: int = 5) -> AuditLog:
@@ -264,3 +269,20 @@ def test_a_log_is_whole_while_others_write_and_put_files_aside(tmp_path: Path, m
     finally:
         over.set()
         writer.join()
+
+
+def test_a_log_that_is_gone_is_missed_if_there_are_runs(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no audit log yet"):
+        verify(tmp_path)
+    journal = Journal(tmp_path / "journal.db", SiteName("south"))
+    with pytest.raises(StoreError, match="no audit log yet"):
+        verify(tmp_path)
+    payload = signed_slices(make_plan(run="run-1"), None)[SiteName("south")].payload
+    plan = read_slice(payload)
+    journal.add_run(
+        Prepared(payload=payload, slice=plan, signature=b"", certificate=b"", operator="o", manifest=(), report={})
+    )
+    journal.close()
+    with pytest.raises(StoreError, match="the journal knows 1 run, ") as caught:
+        verify(tmp_path)
+    assert caught.value.code == "E-AUDIT-BROKEN" and "restore" in caught.value.hint

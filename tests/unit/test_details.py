@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fedelmy_node.cli.frame import configure_logging
+from fedelmy_node.cli.frame import configure_logging, held_back
 from fedelmy_node.errors import DataError
 from fedelmy_node.store import details
 from fedelmy_node.store.details import DetailsHandler, details_of
@@ -64,3 +65,37 @@ def test_it_stays_small_and_harms_nobody(root: logging.Logger, tmp_path: Path, m
     assert details_of(tmp_path / "details.log", "run-1")[-1]["private"] == "/data/99"
     root.handlers[0] = DetailsHandler(tmp_path / "none" / "details.log")
     logging.warning("a disk that is gone", extra={"private": "/data"})
+
+
+def test_times_are_utc_in_both_formats(root: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        begins = {
+            "text": "1970-01-02 00:00:00.250Z INFO    north run-1: ",
+            "json": '{"time": "1970-01-02T00:00:00.250Z"',
+        }
+        for style, begin in begins.items():
+            out = log_of(root, style, tmp_path / "details.log")
+            record = logging.LogRecord("x", logging.INFO, "f", 1, "hello", None, None)
+            record.created, record.msecs, record.run = 86400.25, 250.0, "run-1"
+            root.handle(record)
+            assert out.getvalue().startswith(begin), out.getvalue()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_what_is_logged_before_the_site_is_known_has_its_name(root: logging.Logger, tmp_path: Path) -> None:
+    with held_back():
+        logging.warning("the certificate expires soon")
+        out = log_of(root, "json", tmp_path / "details.log")
+    assert json.loads(out.getvalue())["site"] == "north"
+
+
+def test_what_is_held_back_is_not_lost_if_there_is_an_error(root: logging.Logger, tmp_path: Path) -> None:
+    out = log_of(root, "text", tmp_path / "details.log")
+    with pytest.raises(ValueError, match="wrong"), held_back():
+        logging.warning("this came before it")
+        raise ValueError("wrong")
+    assert "this came before it" in out.getvalue()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
+
 import pytest
 from federations import make_plan
 from reports import make_report, origin
@@ -58,3 +61,13 @@ def test_transfers_skips_and_absences_are_told_in_words() -> None:
     assert "cannot reach south for 312 s" in text
     assert "the last bundle holds train.1@north, train.3@west" in text
     assert "train.2@south left out by north: was out of reach for 5 s (E-PEER-UNREACHABLE)" in text
+
+
+def test_until_when_a_run_waits() -> None:
+    until = f"{datetime.fromtimestamp(1.8e9):%Y-%m-%d %H:%M}"
+    pending = replace(make_report(make_plan(), "north", RunState.PENDING), expires_at=1.8e9)
+    assert f"  It waits for you, until {until}. Yes or no:" in report_lines(pending)
+    prepared = replace(make_report(make_plan(), "north", RunState.PREPARED), expires_at=1.8e9)
+    assert f"  It waits for the operator to start it, until {until}." in report_lines(prepared)
+    running = make_report(make_plan(), "north", RunState.RUNNING)
+    assert not [line for line in report_lines(running) if "until" in line]

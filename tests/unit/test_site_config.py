@@ -8,7 +8,7 @@ import pytest
 
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.config.site import Given, load_site_config
-from fedelmy_node.errors import FedelmyError
+from fedelmy_node.errors import ConfigError, FedelmyError
 
 TOML = """
 [site]
@@ -157,3 +157,27 @@ def test_mistakes_about_certificates_are_named(tmp_path: Path, text: str, word: 
     (tmp_path / "site.toml").write_text(text)
     with pytest.raises(FedelmyError, match=f"E-CONFIG-VALUE.*site.toml.*{word}"):
         load_site_config(Given(state=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("9465", "127.0.0.1:9465"),
+        ("0", "127.0.0.1:0"),
+        ("10.0.0.7:9465", "10.0.0.7:9465"),
+        ("[::1]:9465", "[::1]:9465"),
+        ("off", None),
+    ],
+)
+def test_where_metrics_are(tmp_path: Path, said: str, found: str | None) -> None:
+    assert load_site_config(Given(state=tmp_path, metrics=said)).metrics == found
+    (tmp_path / "site.toml").write_text(f'[site]\nmetrics = "{said}"\n')
+    assert load_site_config(Given(state=tmp_path)).metrics == found
+    assert load_site_config(Given(state=tmp_path, metrics="off")).metrics is None, "a flag goes before the file"
+
+
+@pytest.mark.parametrize("said", ["", "99999", "nine", "host", "9465/metrics", "http://x:1"])
+def test_where_metrics_cannot_be(tmp_path: Path, said: str) -> None:
+    with pytest.raises(ConfigError, match="E-CONFIG-ADDRESS") as caught:
+        load_site_config(Given(state=tmp_path, metrics=said))
+    assert "HOST:PORT" in caught.value.hint
