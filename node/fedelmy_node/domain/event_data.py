@@ -71,7 +71,7 @@ _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
     EventKind.BEGUN: {},
     EventKind.EPOCH: {
         "phase": _is_text, "member": _is_count, "members": _is_count, "epoch": _is_count, "epochs": _is_count,
-        "loss?": _is_number_if_any, "accuracy?": _is_share_if_any,
+        "loss?": _is_number_if_any, "accuracy?": _is_share_if_any, "eta_seconds?": _is_seconds,
     },
     EventKind.MEMBER: {"member": _is_count, "members": _is_count, "epoch": _is_count, "accuracy?": _is_share_if_any},
     EventKind.SENDING: {"peer": _is_text, "bytes": _is_count, "total": _is_count},
