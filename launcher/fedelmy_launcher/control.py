@@ -26,8 +26,10 @@ from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel
 
-__all__ = ["Sites", "Refusal", "refused", "withdraw", "prepare_run", "start_run", "expiry_warnings"]
+__all__ = ["Sites", "Refusal", "refused", "withdraw", "prepare_run", "start_run", "expiry_warnings", "ASK_AGAIN"]
 
+ASK_AGAIN: Final = "Correct what the sites named, then ask again."
+"""What to do if nobody tells how a run is doing."""
 T = TypeVar("T")
 _FAR_SECONDS: Final = 2.5e11
 """Nearly the year 9999: later dates have no name."""
@@ -245,11 +247,11 @@ def _plan_id(reports: Iterable[RunReport]) -> str:
     return new_plan_id() if found is None else found
 
 
-def refused(refusals: list[Refusal]) -> FedelmyError:
-    """One error for all: a single refusal as it is, several under one code, each named."""
+def refused(refusals: list[Refusal], hint: str | None = None) -> FedelmyError:
+    """One error for all: a single refusal as it is, several under one code, each named; `hint` is then what to do."""
     if len(refusals) == 1:
         only = refusals[0]
         text = only.error.message if only.site in only.error.message else f"{only.site}: {only.error.message}"
         return type(only.error)(only.error.code, text, hint=only.error.hint)
     lines = [f"{refusal.site}: {refusal.error}\n    {refusal.error.hint}" for refusal in refusals]
-    return RunError("E-RUN-REFUSED", "\n  ".join([f"{len(refusals)} sites refused:", *lines]))
+    return RunError("E-RUN-REFUSED", "\n  ".join([f"{len(refusals)} sites refused:", *lines]), hint=hint)

@@ -6,7 +6,7 @@ Nobody but the sites has to know a run. Each knows its neighbours and where they
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fedelmy_launcher.control import Refusal, Sites
@@ -33,6 +33,8 @@ class ReportedStep:
     id: StepId
     site: SiteName
     kind: StepKind
+    needs: tuple[StepId, ...] = ()
+    """Those that come from other sites, and whatever else a neighbour knows of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +80,30 @@ def discover(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], list[
 def reported_run(run: RunId, reports: Mapping[SiteName, RunReport], known: Iterable[OutlineStep] = ()) -> ReportedRun:
     """The outline of a run that at least one site reports; `known`: steps that were found before."""
     federation = next((report.federation for report in reports.values() if report.federation), "")
-    steps = {step.id: ReportedStep(step.id, step.site, step.kind) for step in known}
-    steps |= {step.id: step for report in reports.values() for step in _steps(report)}
+    steps = {step.id: ReportedStep(step.id, step.site, step.kind, step.needs) for step in known}
+    for report in reports.values():
+        for step in _steps(report):
+            before = steps.get(step.id, step)
+            # Both ends of an edge tell it, and of the steps beyond its neighbours a site knows nothing.
+            steps[step.id] = replace(step, needs=tuple(dict.fromkeys([*before.needs, *step.needs])))
     return ReportedRun(run=run, federation=federation, steps=tuple(sorted(steps.values(), key=_place)))
 
 
 def _steps(report: RunReport) -> Iterator[ReportedStep]:
     """A site's own steps, and those at the other ends of its edges."""
     own = {step.step: step.kind for step in report.steps}
-    ends: Iterable[StepId | None] = (step for edge in report.edges for step in edge_ends(edge.edge))
+    ends: list[StepId | None] = []
+    needs: dict[StepId, dict[StepId, None]] = {}
+    for edge in report.edges:
+        source, target, need = edge_ends(edge.edge)
+        ends += source, target, need
+        if need is not None:
+            needs.setdefault(target, {})[need] = None
     others = {*ends, *report.origin.contributors, *(skip.step for skip in report.origin.skipped)}
     for step in {*own, *others}:
         kind = own.get(step) if step in own else _kind_of(step)
         if step is not None and kind is not None:
-            yield ReportedStep(step, site_of(step), kind)
+            yield ReportedStep(step, site_of(step), kind, tuple(needs.get(step, ())))
 
 
 def _kind_of(step: StepId | None) -> StepKind | None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import click
 from rich.console import Console
 
+from fedelmy_launcher.alerts import alerts_of
 from fedelmy_launcher.control import Sites
 from fedelmy_launcher.discovery import discover, reported_run
 from fedelmy_launcher.listening import Lost, News, Streams
+from fedelmy_launcher.marks import marks_for
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.screen import Screen, site_table
+from fedelmy_launcher.screen import Screen
+from fedelmy_launcher.table import site_table
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.domain.events import Event, RunState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.narration import bytes_text, percent
-from fedelmy_node.errors import EXIT_SUBSET, ConsentError, RunError
+from fedelmy_node.errors import EXIT_SUBSET, ConsentError, FedelmyError, RunError
 
 __all__ = ["follow_run", "show_result"]
 
@@ -46,11 +49,32 @@ class _Follower:
         self._noted: set[SiteName] = set()
 
     def follow(self) -> None:
-        with self._streams:
-            self._listen(site for site, known in self._progress.sites.items() if not known.gone)
-            while not self._is_over():
-                self._take(self._streams.next())
+        names = [site for site, known in self._progress.sites.items() if not known.gone]
+        try:
+            with self._streams:
+                self._look([site for site in names if site not in self._unmet])
+                self._listen(names)
+                while not self._is_over():
+                    self._take(self._streams.next())
+        except FedelmyError:
+            self._ask()  # how the others stood when it ended so
+            raise
         self._ask()
+
+    def _look(self, names: Sequence[SiteName]) -> None:
+        """What events do not tell: how the run stands, clocks, certificates and disks."""
+        asked = time.time()
+        nodes, _ = self._sites.describe(names)
+        reports, _ = self._sites.reports(self._progress.run, list(nodes))
+        self._progress.take(reports)
+        found = alerts_of(self._sites.identity, nodes.values(), reports)
+        with self._progress.lock:
+            for site, node in nodes.items():
+                self._progress.sites[site].clock_ahead = node.clock - (asked + time.time()) / 2
+            new = [text for text in found if text not in self._progress.alerts]
+            self._progress.alerts += new
+        for text in new:
+            self._screen.alert(text)
 
     def _listen(self, names: Iterable[SiteName]) -> None:
         for site in names:
@@ -95,7 +119,9 @@ class _Follower:
         reports, refusals = discover(self._sites, self._progress.run)
         known = {refusal.site for refusal in refusals}
         found = reported_run(self._progress.run, reports, self._progress.steps)
-        self._listen(self._progress.extend(found))
+        new = self._progress.extend(found)
+        self._listen(new)
+        self._look([site for site in (site, *new) if site not in known])
         self._unmet |= known & self._open
 
     def _is_over(self) -> bool:
@@ -171,7 +197,8 @@ def show_result(progress: RunProgress, *, as_json: bool) -> int:
     if as_json:
         emit_json(result)
         return code
-    Console().print(site_table(progress, f"run {progress.run}"))
+    console = Console()
+    console.print(site_table(progress, f"run {progress.run}", marks_for(console.encoding)))
     outcome = progress.outcome()
     click.echo(f"accuracy      {_accuracy(progress, result)}")
     click.echo(f"model         {bytes_text(result['bundle_bytes'])}, sha256 {result['bundle_sha256']}")

@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, overload
 
 from fedelmy_launcher.control import Sites
 from fedelmy_node.domain.events import Event, EventKind, RunState
@@ -66,9 +66,16 @@ class Streams:
         self._open.add(site)
         threading.Thread(target=self._listen, args=(site, after), name=f"watch {site}", daemon=True).start()
 
-    def next(self) -> News:
-        """What happened next, anywhere; waits for it."""
-        return self._news.get()
+    @overload
+    def next(self) -> News: ...
+    @overload
+    def next(self, timeout_seconds: float) -> News | None: ...
+    def next(self, timeout_seconds: float | None = None) -> News | None:
+        """What happened next, anywhere; waits for it, or for so long."""
+        try:
+            return self._news.get(timeout=None if timeout_seconds is None else max(0.0, timeout_seconds))
+        except queue.Empty:
+            return None
 
     def within(self, seconds: float) -> News | None:
         """The same for whoever has other things to look at: waits no longer than this."""

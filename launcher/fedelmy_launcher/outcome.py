@@ -23,6 +23,9 @@ class OutlineStep(Protocol):
     def site(self) -> SiteName: ...
     @property
     def kind(self) -> StepKind: ...
+    @property
+    def needs(self) -> tuple[StepId, ...]:
+        """The steps whose outputs are its inputs, as far as they are known."""
 
 
 class Outline(Protocol):

@@ -5,91 +5,21 @@ Run, attachment, simulation and demo feed the same events into the same fold; sc
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from fedelmy_launcher.outcome import Outcome, Outline, OutlineStep, Result, outcome_of
+from fedelmy_launcher.site_progress import SiteProgress
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
-from fedelmy_node.domain.names import SiteName, StepId
-from fedelmy_node.domain.narration import narrate
+from fedelmy_node.domain.names import EdgeId, SiteName, StepId, edge_ends, site_of
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import RunReport
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Origin, Skip
 
 __all__ = ["SiteProgress", "RunProgress"]
-
-
-@dataclass(kw_only=True, slots=True)
-class SiteProgress:
-    """What is known of a run at one site."""
-
-    site: SiteName
-    state: str = "asking"
-    """The run's state there; asking, until it is known; unknown, if the site has forgotten the run."""
-    silent: bool = False
-    """It does not answer at the moment."""
-    gone: bool = False
-    """The run is over without any more word from it."""
-    skipped: bool = False
-    """The others went on without what it was to train."""
-    doing: str = ""
-    """What it does now, for people: waiting, warm-up, training, sending, evaluating, ..."""
-    member: int = 0
-    members: int = 0
-    epoch: int = 0
-    epochs: int = 0
-    loss: float | None = None
-    validation: float | None = None
-    """Accuracy on the site's validation data after the last epoch."""
-    sent: int = 0
-    """Bytes handed over on training edges."""
-    delivered: int = 0
-    """Bytes handed over on the way of the result."""
-    moving: str = ""
-    """A hand-over that is under way, as `42%`."""
-    seconds: float = 0.0
-    """Spent in train steps."""
-    evaluation: Mapping[str, Any] | None = None
-    """The evaluate step's counts and metrics, as far as the site discloses them; None: there was none yet."""
-    sha256: str = ""
-    """Of the result as this site has it."""
-    size: int = 0
-    """Of its file, in bytes."""
-    problem: str = ""
-    """The last warning or error, with its code."""
-    unreachable: dict[str, str] = field(default_factory=dict)
-    """The neighbours that it cannot reach, each with a sentence."""
-
-    @property
-    def accuracy(self) -> float | None:
-        value = (self.evaluation or {}).get("accuracy")
-        return value if isinstance(value, float) else None
-
-    @property
-    def counts(self) -> tuple[int, int] | None:
-        """Correct and all test samples, if the site tells both."""
-        correct, samples = ((self.evaluation or {}).get(key) for key in ("correct", "samples"))
-        return (correct, samples) if isinstance(correct, int) and isinstance(samples, int) else None
-
-    @property
-    def shown_state(self) -> str:
-        """For people: what they want to know first."""
-        return "skipped" if self.skipped else "no answer" if self.gone and self.state != "unknown" else self.state
-
-    def summary(self) -> dict[str, Any]:
-        """For the result's list of sites."""
-        measured = {"accuracy": None, "samples": 0, "correct": 0, "balanced_accuracy": None, "auc": None}
-        if self.evaluation is not None:  # what a site does not disclose is left out
-            measured = {key: self.evaluation[key] for key in measured if key in self.evaluation}
-        known = {
-            "name": self.site, "state": self.shown_state, **measured, "bundle_sha256": self.sha256,
-            "bytes_sent": self.sent, "bytes_delivered": self.delivered,
-            "training_seconds": round(self.seconds, 3),
-        }  # fmt: skip
-        return known | ({"problem": self.problem} if self.problem else {})
 
 
 class RunProgress:
@@ -101,10 +31,18 @@ class RunProgress:
         self.federation = outline.federation
         self.steps: Sequence[OutlineStep] = ()
         self.sites: dict[SiteName, SiteProgress] = {}
+        self.lock: Final = threading.RLock()
+        """Held while anything changes here, and by whoever looks from another thread."""
+        self.alerts: list[str] = []
+        """What no event tells: certificates that expire, little disk; each with its code."""
         self._states: dict[StepId, StepState] = {}
+        self._met: set[tuple[StepId, StepId]] = set()
+        """Steps, and the needs of theirs that have arrived from other sites."""
         self._around: dict[StepId, Skip] = {}
         self._origins: dict[SiteName, Origin] = {}
-        self._begun: dict[str, float] = {}
+        self._begun: dict[StepId, float] = {}
+        self._took: dict[StepId, float] = {}
+        """Seconds that finished steps took."""
         self._asked: float | None = None if began_before else time.monotonic()
         self._ended: float | None = None
         self._first, self._last = float("inf"), 0.0
@@ -112,113 +50,127 @@ class RunProgress:
 
     def extend(self, outline: Outline) -> list[SiteName]:
         """More of the same run became known; the sites that are new."""
-        known = self.sites
-        self.steps = outline.steps
-        self._kinds = {step.id: step.kind for step in outline.steps}
-        names = dict.fromkeys([*(step.site for step in outline.steps), *known])
-        self.sites = {site: known.get(site) or SiteProgress(site=site) for site in names}
-        return [site for site in self.sites if site not in known]
+        with self.lock:
+            known = self.sites
+            self.steps = outline.steps
+            self._by_id = {step.id: step for step in outline.steps}
+            self._steps_at: dict[SiteName, list[OutlineStep]] = {}
+            for step in outline.steps:
+                self._steps_at.setdefault(step.site, []).append(step)
+            names = dict.fromkeys([*self._steps_at, *known])
+            self.sites = {site: known.get(site) or SiteProgress(site=site) for site in names}
+            return [site for site in self.sites if site not in known]
 
     @property
     def seconds(self) -> float:
         """Since the run was asked for or, if it was found, since its first event; stands still once it is over."""
         if self._asked is not None:
             return (self._ended or time.monotonic()) - self._asked
-        return max(0.0, (self._last if self.is_done else time.time()) - self._first) if self._last else 0.0
+        return max(0.0, (self._last if self.has_ended else time.time()) - self._first) if self._last else 0.0
 
     def add(self, event: Event) -> None:
         """Take an event in; events of one site must come in order, those of different sites need not."""
-        site = self.sites[event.site]
-        site.silent = False
-        data = event.data
-        match event.kind:
-            case EventKind.RUN:
-                self._run(site, event)
-            case EventKind.STEP:
-                self._step(site, event)
-            case EventKind.EPOCH:
-                site.doing = "warm-up" if data["phase"] == "warm-up" else "training"
-                site.member, site.members = data["member"], data["members"]
-                site.epoch, site.epochs = data["epoch"], data["epochs"]
-                site.loss, site.validation = data.get("loss"), data.get("accuracy")
-            case EventKind.SENDING:
-                site.doing, site.moving = "sending", f"{100 * data['bytes'] // max(1, data['total'])}%"
-            case EventKind.SENT:
-                site.moving = ""
-                if data["carries"] == StepKind.DELIVER:
-                    site.delivered += data["bytes"]
-                else:
-                    site.sent += data["bytes"]
-                site.doing = "waiting" if site.doing in ("sending", "") else site.doing
-            case EventKind.RETRY | EventKind.WARNING:
-                site.problem = f"{data['code']}: {data['message']}"
-            case EventKind.UNREACHABLE:
-                site.unreachable[data["peer"]] = narrate(event) or ""
-            case EventKind.REACHABLE:
-                site.unreachable.pop(data["peer"], None)
-            case EventKind.AROUND:
-                self._go_around(event)
-            case _:
-                pass
-        self._first, self._last = min(self._first, event.time), max(self._last, event.time)
+        with self.lock:
+            site = self.sites[event.site]
+            site.add(event, self._kind_of(event.step) if event.step else None)
+            match event.kind:
+                case EventKind.RUN:
+                    self._ended = time.monotonic() if self.is_done else None
+                case EventKind.STEP:
+                    self._step(event)
+                case EventKind.RECEIVED:
+                    self._received(event)
+                case EventKind.AROUND:
+                    self._go_around(event)
+                case _:
+                    pass
+            self._first, self._last = min(self._first, event.time), max(self._last, event.time)
 
     def take(self, reports: Mapping[SiteName, RunReport]) -> None:
         """What sites report of themselves: whose work they have, and what became of their steps."""
-        for site, report in reports.items():
-            self._origins[site] = report.origin
-            self._states.update({step.step: step.state for step in report.steps})
-        self._mark()
+        with self.lock:
+            for site, report in reports.items():
+                if site in self.sites:
+                    self.sites[site].state = report.state
+                self._origins[site] = report.origin
+                self._states.update({step.step: step.state for step in report.steps})
+            self._mark()
 
-    def _run(self, site: SiteProgress, event: Event) -> None:
-        data = event.data
-        site.state = data["state"]
-        if RunState(site.state).is_final:
-            site.doing, site.moving = "", ""
-            site.unreachable.clear()
-        else:
-            site.doing = site.doing or "waiting"
-        self._ended = time.monotonic() if self.is_done else None
-        if data.get("code"):
-            site.problem = f"{data['code']}: {data.get('message', '')}"
+    def state_of(self, step: StepId) -> StepState:
+        return self._states.get(step, StepState.WAITING)
 
-    def _step(self, site: SiteProgress, event: Event) -> None:
+    def seconds_of(self, step: StepId) -> float | None:
+        """How long a step took that is done."""
+        return self._took.get(step)
+
+    def begun_at(self, step: StepId) -> float | None:
+        """When a step was begun, by its site's clock."""
+        return self._begun.get(step)
+
+    def next_step(self, site: SiteName) -> OutlineStep | None:
+        """The first step of a site that is still to be done."""
+        over = (StepState.DONE, StepState.SKIPPED, StepState.CANCELLED)
+        mine = self._steps_at.get(site, ())
+        return next((step for step in mine if self.state_of(step.id) not in over), None)
+
+    def needs_of(self, step: OutlineStep) -> list[StepId]:
+        """The steps of other sites whose output this one has not got yet; for one left out, those before it."""
+        found: dict[StepId, None] = {}
+        looked: set[StepId] = set()
+        looking = [need for need in step.needs if (step.id, need) not in self._met]
+        while looking:
+            need = looking.pop(0)
+            if need in looked:
+                continue
+            looked.add(need)
+            if need in self._around or self.state_of(need) == StepState.SKIPPED:
+                known = self._by_id.get(need)
+                looking += known.needs if known else ()
+            elif site_of(need) != step.site:
+                found[need] = None
+        return list(found)
+
+    def _kind_of(self, step: StepId) -> StepKind | None:
+        known = self._by_id.get(step)
+        named = step.partition(".")[0]
+        return known.kind if known else StepKind(named) if named in set(StepKind) else None
+
+    def _step(self, event: Event) -> None:
         assert event.step is not None
         state = StepState(event.data["state"])
-        named = event.step.partition(".")[0]
-        kind = self._kinds.get(event.step) or (StepKind(named) if named in set(StepKind) else None)
         self._states[event.step] = state
         if state == StepState.RUNNING:
             self._begun[event.step] = event.time
-            site.doing = "evaluating" if kind == StepKind.EVALUATE else "training"
-            site.problem = ""
-        elif state == StepState.QUEUED:
-            site.doing = "queued"
-        elif state == StepState.FAILED:
-            site.problem = f"{event.data.get('code', '')}: {event.data.get('message', '')}"
+        elif state == StepState.DONE and event.step in self._begun:
+            self._took[event.step] = max(0.0, event.time - self._begun[event.step])
         elif state == StepState.SKIPPED:
             self._mark()
-        elif state == StepState.DONE:
-            site.doing = "waiting"
-            if kind == StepKind.EVALUATE:
-                site.evaluation = event.data.get("result", {})
-            elif kind == StepKind.DELIVER:
-                site.sha256, site.size = event.data.get("sha256", ""), event.data.get("bytes", 0)
-            elif kind == StepKind.TRAIN:
-                site.seconds += event.time - self._begun.get(event.step, event.time)
+
+    def _received(self, event: Event) -> None:
+        edge = event.data.get("edge")
+        if isinstance(edge, str):
+            _, target, need = edge_ends(EdgeId(edge))
+            if need is not None:
+                self._met.add((target, need))
 
     def _go_around(self, event: Event) -> None:
         for step in event.data["steps"]:
             code, message = clean(event.data["code"], 64), clean(event.data["message"], 400)
             skip = Skip(step=step, by=event.site, code=code, message=message)
             self._around.setdefault(StepId(step), skip)
+            self.sites[event.site].handovers.pop(site_of(StepId(step)), None)
         self._mark()
 
     def _mark(self) -> None:
         out = {left.step for left in self.outcome().left_out}
-        for site in self.sites.values():
-            site.skipped = any(
-                step.id in out for step in self.steps if step.site == site.site and step.kind == StepKind.TRAIN
-            )
+        for name, site in self.sites.items():
+            mine = self._steps_at.get(name, ())
+            site.skipped = any(step.id in out for step in mine if step.kind == StepKind.TRAIN)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more happens by itself anywhere, well or not."""
+        return all(site.is_final or site.gone for site in self.sites.values())
 
     @property
     def step_states(self) -> Mapping[StepId, StepState]:

@@ -1,29 +1,36 @@
-"""How a run is shown: a live table in a terminal, plain lines in a pipe, one JSON object per line for machines."""
+"""How a run is shown: a live view in a terminal, plain lines in a pipe, one JSON object per line for machines."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections import deque
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import click
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from fedelmy_launcher.progress import RunProgress, SiteProgress
+from fedelmy_launcher.marks import duration_text, marks_for
+from fedelmy_launcher.progress import RunProgress
+from fedelmy_launcher.table import live_table, trouble_of
+from fedelmy_launcher.waiting import training_left
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.config.decode import encode
-from fedelmy_node.domain.events import Event
-from fedelmy_node.domain.narration import bytes_text, narrate, percent
+from fedelmy_node.domain.events import Event, StepState
+from fedelmy_node.domain.narration import narrate
+from fedelmy_node.domain.plan import StepKind
 
-__all__ = ["Screen", "open_screen", "site_table"]
+__all__ = ["Screen", "open_screen", "live_view"]
 
-_STYLES = {
-    "done": "green", "failed": "bold red", "aborted": "bold red", "cancelled": "yellow", "skipped": "yellow",
-    "running": "cyan", "pending": "yellow",
-}  # fmt: skip
+_REFRESHES_PER_SECOND: Final = 8
+_NEWS: Final = 4
+"""Lines of news below the table."""
+_TROUBLES: Final = 8
+_LEAST_SITES: Final = 3
+"""However low the terminal is."""
 
 
 class Screen(Protocol):
@@ -36,6 +43,9 @@ class Screen(Protocol):
     def note(self, text: str) -> None:
         """One line of news that belongs to no event."""
 
+    def alert(self, text: str) -> None:
+        """A warning that no event tells, with its code, as it is found."""
+
     def event(self, event: Event) -> None:
         """An event was taken into the progress."""
 
@@ -45,14 +55,17 @@ def open_screen(progress: RunProgress, *, as_json: bool) -> Screen:
     if as_json:
         return _JsonLines()
     console = Console(stderr=False)
-    return _LiveTable(progress, console) if console.is_terminal and not console.is_dumb_terminal else _PlainLines()
+    return _LiveView(progress, console) if console.is_terminal and not console.is_dumb_terminal else _PlainLines()
 
 
-class _LiveTable:
+class _LiveView:
     def __init__(self, progress: RunProgress, console: Console) -> None:
         self._progress = progress
-        self._notes: list[str] = []
-        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._render, transient=True)
+        self._console = console
+        self._news: deque[str] = deque(maxlen=_NEWS)
+        self._live = Live(
+            console=console, refresh_per_second=_REFRESHES_PER_SECOND, get_renderable=self._render, transient=True
+        )
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -61,17 +74,64 @@ class _LiveTable:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # After a good end the result is printed; otherwise the last view is what people want to go on looking at.
+        self._live.transient = kind is None
         self._live.stop()
 
     def note(self, text: str) -> None:
-        self._notes = [*self._notes[-2:], text]
+        self._news.append(f"{time.strftime('%H:%M:%S')}  {text}")
+
+    def alert(self, text: str) -> None:
+        pass  # the view is drawn from the progress at its own pace
 
     def event(self, event: Event) -> None:
-        pass  # the table is drawn from the progress at its own pace
+        line = narrate(event)
+        if line:
+            when = time.strftime("%H:%M:%S", time.localtime(_nameable(event.time)))
+            self._news.append(f"{when}  {event.site}: {line}")
 
-    def _render(self) -> Group:
-        title = f"run {self._progress.run}   {self._progress.seconds:.0f} s"
-        return Group(site_table(self._progress, title), *(Text(note, style="dim") for note in self._notes))
+    def _render(self) -> RenderableType:
+        with self._progress.lock:
+            return live_view(self._progress, self._console, list(self._news))
+
+
+def _nameable(seconds: float) -> float:
+    """Another site's clock may say anything."""
+    return min(max(seconds, 0.0), 2.5e11)
+
+
+def live_view(progress: RunProgress, console: Console, news: list[str], now: float | None = None) -> RenderableType:
+    """Title, table, what is wrong, and the last news: as much as the terminal has room for."""
+    now = time.time() if now is None else now
+    marks = marks_for(console.encoding)
+    width, height = console.size.width, console.size.height
+    troubles = [f"{site.site}: {text}" for site in progress.sites.values() for text in trouble_of(site)]
+    warnings = [*progress.alerts, *troubles]
+    if len(warnings) > _TROUBLES:
+        warnings = [*warnings[:_TROUBLES], f"and {len(warnings) - _TROUBLES} more"]
+    # Title, summary, head and rule of the table, and two lines for each warning, which may be long.
+    room = max(_LEAST_SITES, height - 6 - len(news) - 2 * len(warnings))
+    parts: list[RenderableType] = [
+        Text.assemble((f"run {progress.run}", "bold"), f"   {duration_text(progress.seconds)}", overflow="ellipsis"),
+        Text(_summary(progress, now), style="dim", no_wrap=True, overflow="ellipsis"),
+        live_table(progress, width, marks, now, room),
+    ]
+    parts += [Text(f"! {text}", style="yellow") for text in warnings]
+    parts += [Text(marks.cut(line, width), style="dim", no_wrap=True) for line in news]
+    return Group(*parts)
+
+
+def _summary(progress: RunProgress, now: float) -> str:
+    """How far the run is as a whole, and how long it will train, as far as that can be said honestly."""
+    train = [step.id for step in progress.steps if step.kind == StepKind.TRAIN]
+    done = sum(progress.state_of(step) == StepState.DONE for step in train)
+    forecast = training_left(progress, now)
+    if done == len(train) and train:
+        delivered = [step.id for step in progress.steps if step.kind == StepKind.DELIVER]
+        there = sum(progress.state_of(step) == StepState.DONE for step in delivered)
+        return f"all have trained; the result has reached {there} of {len(delivered)}"
+    text = f"trained: {done} of {len(train)}" if train else ""
+    return f"{text}; {forecast.sentence()}" if forecast else text
 
 
 class _Lines:
@@ -90,6 +150,9 @@ class _PlainLines(_Lines):
     def note(self, text: str) -> None:
         click.echo(text)
 
+    def alert(self, text: str) -> None:
+        click.echo(f"warning {text}")
+
     def event(self, event: Event) -> None:
         line = narrate(event)
         if line:
@@ -100,46 +163,9 @@ class _JsonLines(_Lines):
     def note(self, text: str) -> None:
         emit_json({"note": text})
 
+    def alert(self, text: str) -> None:
+        code, _, message = text.partition(": ")
+        emit_json({"warning": {"code": code, "message": message}})
+
     def event(self, event: Event) -> None:
         emit_json({"event": encode(event)})
-
-
-def site_table(progress: RunProgress, title: str) -> Table:
-    """One line per site."""
-    table = Table(title=title, title_justify="left", header_style="bold", expand=False)
-    for name in ("site", "state", "pool", "epoch", "loss", "val. acc.", "sent", "test acc."):
-        table.add_column(name, justify="left" if name in ("site", "state") else "right", no_wrap=True)
-    notes = []
-    for site in progress.sites.values():
-        table.add_row(*_cells(site))
-        if site.state != "done":  # what troubled a site that has finished is no trouble any more
-            notes += [f"{site.site}: {problem}" for problem in (site.problem, *site.unreachable.values()) if problem]
-    if notes:  # below the table: a long one must not squeeze the columns
-        table.caption, table.caption_justify = Text("\n".join(notes), style="yellow"), "left"
-    return table
-
-
-def _cells(site: SiteProgress) -> list[str | Text]:
-    state = site.doing if site.state == "running" and site.doing else site.state
-    if site.moving:
-        state = f"{state} {site.moving}"
-    if site.skipped:
-        state = "skipped"
-    if site.silent:
-        state = "skipped, no answer" if site.skipped else "no answer"
-    pool = f"{site.member}/{site.members}" if site.members else ""
-    return [
-        site.site,
-        Text(state, style=_STYLES.get(site.shown_state, "")),
-        pool,
-        f"{site.epoch}/{site.epochs}" if site.epochs else "",
-        _number(site.loss) or ("-" if site.epoch else ""),
-        percent(site.validation) or ("-" if site.epoch else ""),
-        bytes_text(site.sent) if site.sent else "",
-        percent(site.accuracy) or ("" if site.evaluation is None else "-"),
-    ]
-
-
-def _number(value: float | None) -> str:
-    """Short, whatever it is: a training that diverges has losses of any size."""
-    return "" if value is None else f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}"

@@ -20,10 +20,13 @@ class CountingProxy:
     Everything may be changed while connections are open, from any thread.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, buffer_bytes: int | None = None) -> None:
+        """`buffer_bytes`: how much of what a client sends may wait here, about; None: megabytes."""
         self.target = target
         """Where the next connection goes."""
         self._listener = socket.create_server(("127.0.0.1", 0))
+        if buffer_bytes is not None:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
         self._sockets: list[socket.socket] = []
         self._changed = threading.Condition()
         self._cuts: list[int] = []

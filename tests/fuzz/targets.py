@@ -25,8 +25,9 @@ from fedelmy_launcher.checking import estimate
 from fedelmy_launcher.control import expiry_warnings
 from fedelmy_launcher.discovery import reported_run
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.screen import site_table
+from fedelmy_launcher.screen import live_view
 from fedelmy_launcher.standing import Standing
+from fedelmy_launcher.table import site_table
 from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import parse_header
 from fedelmy_node.bundles.stream import StreamCheck
@@ -264,6 +265,7 @@ def _drawn(progress: RunProgress) -> str:
     console = Console(width=120, record=False, force_terminal=False, file=scene.Sink())
     with console.capture() as capture:
         console.print(site_table(progress, "run"))
+        console.print(live_view(progress, console, []))
     return capture.get()
 
 

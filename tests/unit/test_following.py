@@ -19,7 +19,7 @@ from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.screen import open_screen
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id
-from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.reports import NodeDescription, RunReport
 from fedelmy_node.errors import EXIT_SUBSET, FedelmyError, PeerError, RunError
 from fedelmy_node.rpc.clients import OperatorClient
 
@@ -44,6 +44,9 @@ class Told:
         if self.known is None:
             raise DOWN
         return self.known
+
+    def describe(self) -> NodeDescription:
+        raise DOWN
 
     def close(self) -> None:
         pass

@@ -10,7 +10,8 @@ from reports import make_report, origin
 
 from fedelmy_launcher.discovery import reported_run
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.screen import open_screen, site_table
+from fedelmy_launcher.screen import open_screen
+from fedelmy_launcher.table import site_table
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 from fedelmy_node.domain.narration import bytes_text
@@ -71,8 +72,9 @@ def test_an_epoch_is_seen() -> None:
     )  # fmt: skip
     site = progress.sites[SiteName("north")]
     assert (site.doing, site.member, site.members, site.epoch, site.epochs) == ("training", 2, 3, 4, 5)
+    assert (site.members_done, site.loss, site.validation, site.seconds_left(4.0)) == (1, 0.25, 0.75, 6.0)
     table = site_table(progress, "title")
-    assert [next(iter(column.cells)) for column in table.columns][2:6] == ["2/3", "4/5", "0.250", "75.0%"]
+    assert [next(iter(column.cells)) for column in table.columns][2:5] == ["●◐○", "", "75.0%"]
 
 
 def test_problems_stay_visible_until_the_step_runs_again() -> None:

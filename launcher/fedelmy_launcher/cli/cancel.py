@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from fedelmy_launcher.cli.options import (
-    find_run,
     json_option,
     load_operator,
+    newest_run,
     open_sites,
     operator_options,
     target_arguments,
@@ -43,17 +43,20 @@ def cancel(
       fedelmy-launch cancel xray-20270301-120000-4f2a --at north.example:50051
     """
     from fedelmy_launcher.discovery import discover
+    from fedelmy_node.domain.names import run_id
     from fedelmy_node.errors import PeerError
 
     target = target_of(words, run_name, at)
     sites, federation = open_sites(target, load_operator(identity, insecure))
     with sites:
-        run = find_run(sites, target.run, federation)
+        # Never an older one because the newest was cancelled already: this command is easily given twice.
+        newest, going = (None, None) if target.run else newest_run(sites, federation)
+        run = newest.run if newest else run_id(target.run or "")
         reports, _ = discover(sites, run)  # sites that only its neighbours know are told, too
         states, refusals = sites.cancel(run, reason, reports)
     if as_json:
         problems = {refusal.site: refusal.error.code for refusal in refusals}
-        emit_json({"run": run, "states": states, "problems": problems})
+        emit_json({"run": run, "states": states, "problems": problems, "goes_on": going.run if going else None})
     else:
         click.echo(f"run {run}")
         for site, state in states.items():
@@ -65,4 +68,6 @@ def cancel(
             click.echo(
                 f"  Sites that are down ({', '.join(down)}) hear of it from their neighbours when they are back."
             )
+        if going:
+            click.echo(f"  Run {going.run} goes on: name it if it is to end.")
     return refusals[0].error.exit_code if refusals else 0

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from fedelmy_launcher.control import Sites
     from fedelmy_node.domain.federation import Federation
     from fedelmy_node.domain.names import RunId
+    from fedelmy_node.domain.reports import RunSummary
     from fedelmy_node.identity.keystore import Identity
 
 __all__ = [
     "federation_argument", "target_arguments", "operator_options", "run_option", "at_option", "head_option",
     "json_option", "load_operator", "described_federation", "Target", "target_of", "federation_file",
-    "open_sites", "find_run", "federation_files",
+    "open_sites", "find_run", "newest_run", "federation_files",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,7 +48,7 @@ def federation_files(ctx: click.Context, parameter: click.Parameter, incomplete:
 def target_arguments(function: F) -> F:
     """[FEDERATION] [RUN] as `words`, --run and --at."""
     words = click.argument("words", nargs=-1, metavar="[FEDERATION] [RUN]", shell_complete=federation_files)
-    run = run_option("The run, as the argument RUN.  [default: the newest of this federation that was not cancelled]")
+    run = run_option("The run, as the argument RUN.  [default: the newest of this federation]")
     return words(run(at_option(function)))
 
 
@@ -170,19 +171,30 @@ def open_sites(target: Target, identity: Identity | None) -> tuple[Sites, str | 
 
 
 def find_run(sites: Sites, name: str | None, federation: str | None) -> RunId:
-    """The run that was named, or the newest one (of this federation) that any site knows."""
-    from fedelmy_launcher.control import refused
-    from fedelmy_node.domain.events import RunState
+    """The run that was named, or the one to look at: the newest, or the one that goes on if that was cancelled."""
     from fedelmy_node.domain.names import run_id
 
     if name is not None:
         return run_id(name)
+    newest, going = newest_run(sites, federation)
+    return (going or newest).run
+
+
+def newest_run(sites: Sites, federation: str | None) -> tuple[RunSummary, RunSummary | None]:
+    """The run that changed last; and, if that one was cancelled, the newest of those that go on."""
+    from fedelmy_launcher.control import ASK_AGAIN, refused
+    from fedelmy_node.domain.events import RunState
+
     nodes, unreachable = sites.describe()
     known = [run for node in nodes.values() for run in node.runs if federation in (None, run.federation)]
-    if known:
-        # A run that was withdrawn or cancelled is shown only if there is nothing else.
-        return max(known, key=lambda run: (run.state != RunState.CANCELLED, run.changed_at)).run
-    if unreachable:
-        raise refused(unreachable)
-    of = f" of {federation}" if federation else ""
-    raise RunError("E-RUN-UNKNOWN", f"no site knows a run{of}", hint="Start one with `fedelmy-launch run`.")
+    if not known:
+        if unreachable:
+            raise refused(unreachable, ASK_AGAIN)
+        of = f" of {federation}" if federation else ""
+        raise RunError("E-RUN-UNKNOWN", f"no site knows a run{of}", hint="Start one with `fedelmy-launch run`.")
+    newest = max(known, key=lambda run: run.changed_at)
+    if newest.state != RunState.CANCELLED:
+        return newest, None
+    ended = {run.run for run in known if run.state in (RunState.CANCELLED, RunState.ABORTED)}
+    going = [run for run in known if run.run not in ended and not run.state.is_final]
+    return newest, max(going, key=lambda run: run.changed_at, default=None)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,15 +22,12 @@ from fedelmy_launcher.cli.options import (
     operator_options,
     run_option,
 )
-from fedelmy_node.errors import EXIT_DETACHED, ConfigError, RunError
+from fedelmy_node.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedelmy_launcher.control import Sites
-    from fedelmy_launcher.progress import RunProgress
     from fedelmy_launcher.screen import Screen
     from fedelmy_node.domain.federation import Federation
-    from fedelmy_node.domain.names import RunId, SiteName
-    from fedelmy_node.domain.reports import RunReport
+    from fedelmy_node.domain.names import SiteName
     from fedelmy_node.identity.keystore import Identity
 
     Operator = Callable[[], Identity | None]
@@ -89,6 +85,7 @@ def run_command(
 
 def _start(described: Federation, run_name: str | None, operator: Operator, *, as_json: bool) -> int:
     from fedelmy_launcher.approvals import await_approvals
+    from fedelmy_launcher.cli.attach import follow
     from fedelmy_launcher.control import Sites, prepare_run, start_run
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_launcher.progress import RunProgress
@@ -110,64 +107,13 @@ def _start(described: Federation, run_name: str | None, operator: Operator, *, a
         start_run(sites, plan.run, reports)
 
     with Sites(described, operator()) as sites:
-        return _follow(sites, progress, again, begin, as_json=as_json)
+        return follow(sites, progress, again, begin, as_json=as_json)
 
 
 def _attach(federation: Path | None, name: str, at: str | None, operator: Operator, *, as_json: bool) -> int:
-    from fedelmy_launcher.discovery import reported_run
-    from fedelmy_launcher.progress import RunProgress
+    from fedelmy_launcher.cli.attach import attach
     from fedelmy_node.domain.names import run_id
 
     run, where = run_id(name), Target(federation_file(federation, at), at, name)
     with open_sites(where, operator())[0] as sites:
-        reports, silent, forgotten = _find(sites, run)
-        progress = RunProgress(reported_run(run, reports), began_before=True)
-        if not as_json:
-            click.echo(f"run {run}: {len(progress.sites)} sites")
-        for site in forgotten & set(progress.sites):
-            progress.sites[site].state, progress.sites[site].gone = "unknown", True
-        return _follow(sites, progress, sys.argv[1:], unmet=silent, as_json=as_json)
-
-
-def _find(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], set[SiteName], set[SiteName]]:
-    """Who reports the run, who does not answer, and who does not know it; somebody must know it."""
-    from fedelmy_launcher.control import refused
-    from fedelmy_launcher.discovery import discover
-
-    reports, refusals = discover(sites, run)
-    unknown = {refusal.site for refusal in refusals if refusal.error.code == "E-RUN-UNKNOWN"}
-    others = [refusal for refusal in refusals if refusal.site not in unknown]
-    if not reports:
-        if not unknown:
-            raise refused(refusals)
-        unheard = f"; no answer from {', '.join(refusal.site for refusal in others)}" if others else ""
-        hint = "`fedelmy-launch status` shows the newest run; `fedelmy-node runs list` at a site shows all."
-        raise RunError("E-RUN-UNKNOWN", f"{', '.join(sorted(unknown))} know no run {run!r}{unheard}", hint=hint)
-    return reports, {refusal.site for refusal in others}, unknown
-
-
-def _follow(
-    sites: Sites,
-    progress: RunProgress,
-    again: list[str],
-    begin: Callable[[Screen], None] | None = None,
-    *,
-    unmet: Iterable[SiteName] = (),
-    as_json: bool,
-) -> int:
-    """Begin, if there is something to begin, then follow to the end; `again` follows it again."""
-    from fedelmy_launcher.following import follow_run, show_result
-    from fedelmy_launcher.screen import open_screen
-
-    started = False
-    try:
-        with open_screen(progress, as_json=as_json) as screen:
-            if begin is not None:
-                begin(screen)
-            started = True
-            follow_run(sites, progress, screen, unmet)
-    except KeyboardInterrupt:
-        news = "Detached: the run goes on. Follow" if started else "Interrupted before the run was started. Start"
-        click.echo(f"\n{news} it with\n  fedelmy-launch {shlex.join(again)}", err=True)
-        return EXIT_DETACHED
-    return show_result(progress, as_json=as_json)
+        return attach(sites, run, sys.argv[1:], as_json=as_json)

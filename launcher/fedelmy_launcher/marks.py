@@ -1,0 +1,74 @@
+"""Small pictures made of characters: pools, sparklines, bars, durations; in ASCII where a terminal has no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Marks", "UNICODE", "ASCII", "marks_for", "duration_text"]
+
+_MANY: Final = 12
+"""A pool with more members is told in numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The characters that a terminal can show."""
+
+    done: str
+    begun: str
+    ahead: str
+    levels: str
+    """From low to high."""
+    full: str
+    empty: str
+    more: str
+    """In place of what does not fit."""
+
+    def pool(self, done: int, current: int, members: int) -> str:
+        """One mark per member: trained, in training, to come."""
+        if not 0 < members <= _MANY:
+            return f"{done}/{members}" if members else ""
+        marks = (self.done if n <= done else self.begun if n == current else self.ahead for n in range(1, members + 1))
+        return "".join(marks)
+
+    def sparkline(self, values: Sequence[float], width: int) -> str:
+        """The last values, from the lowest to the highest of them."""
+        shown = list(values)[-width:] if width > 0 else []
+        if not shown:
+            return ""
+        low, high = min(shown), max(shown)
+        top = len(self.levels) - 1
+        # Halves: the difference of two finite numbers need not be finite.
+        span = high / 2 - low / 2
+        if span <= 0:
+            return self.levels[top // 2] * len(shown)
+        return "".join(self.levels[round(top * min(1.0, (value / 2 - low / 2) / span))] for value in shown)
+
+    def bar(self, share: float, width: int) -> str:
+        filled = int(max(0.0, min(1.0, share)) * width)
+        return self.full * filled + self.empty * (width - filled)
+
+    def cut(self, text: str, width: int) -> str:
+        """The text, or as much of it as fits."""
+        return text if len(text) <= width else text[: max(0, width - len(self.more))] + self.more
+
+
+UNICODE: Final = Marks(done="●", begun="◐", ahead="○", levels="▁▂▃▄▅▆▇█", full="█", empty="░", more="…")
+ASCII: Final = Marks(done="#", begun="+", ahead=".", levels="_.-=+*%#", full="#", empty=".", more="~")
+
+
+def marks_for(encoding: str | None) -> Marks:
+    """What an output of this encoding can show."""
+    return UNICODE if (encoding or "").lower().replace("-", "").startswith("utf") else ASCII
+
+
+def duration_text(seconds: float) -> str:
+    """For a sentence: 45 s, 3 min 20 s, 2 h 5 min."""
+    whole = max(0, round(seconds))
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 6000:
+        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 360_000 else f"{whole // 86_400} days"
