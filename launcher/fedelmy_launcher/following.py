@@ -9,14 +9,14 @@ from typing import Any, Final
 import click
 from rich.console import Console
 
-from fedelmy_launcher.alerts import alerts_of
 from fedelmy_launcher.control import Sites
 from fedelmy_launcher.discovery import discover, reported_run
 from fedelmy_launcher.listening import Lost, News, Streams
-from fedelmy_launcher.marks import marks_for
+from fedelmy_launcher.live.alerts import alerts_of
+from fedelmy_launcher.live.marks import marks_for
+from fedelmy_launcher.live.screen import Screen
+from fedelmy_launcher.live.table import site_table
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.screen import Screen
-from fedelmy_launcher.table import site_table
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.domain.events import Event, RunState
 from fedelmy_node.domain.names import SiteName

@@ -77,13 +77,6 @@ class Streams:
         except queue.Empty:
             return None
 
-    def within(self, seconds: float) -> News | None:
-        """The same for whoever has other things to look at: waits no longer than this."""
-        try:
-            return self._news.get(timeout=seconds)
-        except queue.Empty:
-            return None
-
     def _listen(self, site: SiteName, after: int) -> None:
         """One site's events: nothing is missed and nothing told twice."""
         ended, is_final, misunderstood = Ended(site), False, 0

@@ -24,10 +24,10 @@ from place import directory
 from fedelmy_launcher.checking import estimate
 from fedelmy_launcher.control import expiry_warnings
 from fedelmy_launcher.discovery import reported_run
+from fedelmy_launcher.live.screen import live_view
+from fedelmy_launcher.live.table import site_table
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.screen import live_view
 from fedelmy_launcher.standing import Standing
-from fedelmy_launcher.table import site_table
 from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import parse_header
 from fedelmy_node.bundles.stream import StreamCheck

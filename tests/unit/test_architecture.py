@@ -87,7 +87,7 @@ def loaded_by(statement: str) -> set[str]:
             "import fedelmy_node.cli, fedelmy_launcher.cli",
             HEAVY | {"numpy", "grpc", "cryptography", "rich", "prometheus_client"},
         ),
-        ("import fedelmy_launcher.control, fedelmy_launcher.screen, fedelmy_launcher.plans", HEAVY | {"numpy"}),
+        ("import fedelmy_launcher.control, fedelmy_launcher.live.screen, fedelmy_launcher.plans", HEAVY | {"numpy"}),
         ("import fedelmy_launcher.history, fedelmy_launcher.cli.report", HEAVY | {"numpy", "matplotlib", "jinja2"}),
         ("import fedelmy_launcher.federation_file", HEAVY | {"numpy", "grpc"}),
         ("import fedelmy_node.training.trainer, fedelmy_node.training.step", {"grpc", "cryptography", "fedelmy_proto"}),

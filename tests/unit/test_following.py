@@ -14,9 +14,9 @@ from fedelmy_launcher.control import Sites
 from fedelmy_launcher.discovery import discover, reported_run
 from fedelmy_launcher.following import follow_run, show_result
 from fedelmy_launcher.listening import Lost, Streams
+from fedelmy_launcher.live.screen import open_screen
 from fedelmy_launcher.plans import compile_plan
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.screen import open_screen
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id
 from fedelmy_node.domain.reports import NodeDescription, RunReport

@@ -8,7 +8,7 @@ import pytest
 from reports import make_report
 from test_following import RUN, Told, ToldSites, events, plan, run_state
 
-from fedelmy_launcher.glance import glance, pace_of, pace_text
+from fedelmy_launcher.live.glance import glance, pace_of, pace_text
 from fedelmy_node.domain.events import EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName
 
@@ -34,7 +34,7 @@ def test_a_running_step_tells_how_far_it_is() -> None:
 
 
 def test_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedelmy_launcher.glance._PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("fedelmy_launcher.live.glance._PATIENCE_SECONDS", 0.05)
     steps = {"train.1@north": StepState.RUNNING}
     promised = make_report(plan(), "north", RunState.RUNNING, steps=steps, last_event=1000)
 

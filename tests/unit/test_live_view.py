@@ -11,12 +11,12 @@ from federations import make_plan
 from reports import make_report
 from rich.console import Console
 
-from fedelmy_launcher.alerts import alerts_of, needed_bytes
 from fedelmy_launcher.discovery import reported_run
-from fedelmy_launcher.marks import ASCII, UNICODE, duration_text, marks_for
+from fedelmy_launcher.live.alerts import alerts_of, needed_bytes
+from fedelmy_launcher.live.marks import ASCII, UNICODE, duration_text, marks_for
+from fedelmy_launcher.live.screen import live_view
+from fedelmy_launcher.live.waiting import training_left
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.screen import live_view
-from fedelmy_launcher.waiting import training_left
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 from fedelmy_node.domain.reports import NodeDescription

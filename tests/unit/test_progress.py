@@ -9,9 +9,9 @@ from federations import make_plan
 from reports import make_report, origin
 
 from fedelmy_launcher.discovery import reported_run
+from fedelmy_launcher.live.screen import open_screen
+from fedelmy_launcher.live.table import site_table
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.screen import open_screen
-from fedelmy_launcher.table import site_table
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 from fedelmy_node.domain.narration import bytes_text

@@ -15,8 +15,8 @@ from fedelmy_node.errors import EXIT_DETACHED, RunError
 
 if TYPE_CHECKING:
     from fedelmy_launcher.control import Sites
+    from fedelmy_launcher.live.screen import Screen
     from fedelmy_launcher.progress import RunProgress
-    from fedelmy_launcher.screen import Screen
     from fedelmy_node.domain.names import RunId, SiteName
     from fedelmy_node.domain.reports import RunReport
 
@@ -50,7 +50,7 @@ def follow(
 ) -> int:
     """Begin, if there is something to begin, then follow to the end; `again` follows it again."""
     from fedelmy_launcher.following import follow_run, show_result
-    from fedelmy_launcher.screen import open_screen
+    from fedelmy_launcher.live.screen import open_screen
 
     started = False
     try:

@@ -46,10 +46,10 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
     from fedelmy_launcher.demo import Daemons, DemoFederation, prepare_directory
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.following import follow_run
-    from fedelmy_launcher.gathering import gather_history
+    from fedelmy_launcher.history.gathering import gather_history
+    from fedelmy_launcher.live.screen import open_screen
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_launcher.progress import RunProgress
-    from fedelmy_launcher.screen import open_screen
     from fedelmy_node.identity import keystore
 
     def say(text: str) -> None:

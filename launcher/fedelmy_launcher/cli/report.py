@@ -71,7 +71,7 @@ def report(
         target = target_of(words, run_name, at)
         sites, federation = open_sites(target, load_operator(identity, insecure))
         with sites:
-            from fedelmy_launcher.gathering import gather_history
+            from fedelmy_launcher.history.gathering import gather_history
 
             found, _, _ = gather_history(sites, find_run(sites, target.run, federation))
         history = found.encoded()

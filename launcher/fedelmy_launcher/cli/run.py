@@ -25,7 +25,7 @@ from fedelmy_launcher.cli.options import (
 from fedelmy_node.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedelmy_launcher.screen import Screen
+    from fedelmy_launcher.live.screen import Screen
     from fedelmy_node.domain.federation import Federation
     from fedelmy_node.domain.names import SiteName
     from fedelmy_node.identity.keystore import Identity

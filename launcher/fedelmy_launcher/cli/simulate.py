@@ -56,9 +56,9 @@ def simulate(
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.following import show_result
     from fedelmy_launcher.history import RunHistory
+    from fedelmy_launcher.live.screen import open_screen
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_launcher.progress import RunProgress
-    from fedelmy_launcher.screen import open_screen
     from fedelmy_launcher.simulate import Simulation, data_of
     from fedelmy_node.config.decode import encode
     from fedelmy_node.domain.events import Event

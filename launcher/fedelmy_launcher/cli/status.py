@@ -79,9 +79,9 @@ def status(
 
 
 def _look_once(sites: Sites, run: RunId, cancelled: RunId | None, *, as_json: bool) -> int:
-    from fedelmy_launcher.alerts import alerts_of
     from fedelmy_launcher.discovery import discover, reported_run
-    from fedelmy_launcher.glance import glance, pace_of
+    from fedelmy_launcher.live.alerts import alerts_of
+    from fedelmy_launcher.live.glance import glance, pace_of
     from fedelmy_launcher.standing import Standing
     from fedelmy_node.config.decode import encode
 
@@ -128,7 +128,7 @@ def _show(
 
 
 def _show_site(report: RunReport, standing: Standing, progress: RunProgress) -> None:
-    from fedelmy_launcher.glance import pace_text
+    from fedelmy_launcher.live.glance import pace_text
     from fedelmy_node.domain.narration import absence_text, percent
 
     reason = ": ".join(part for part in (report.code, report.message) if part)

@@ -133,7 +133,7 @@ class Follower:
             for site in self.history.progress.sites:
                 streams.listen(site)
             while not self._stopped.is_set():
-                news = streams.within(_LOOK_SECONDS)
+                news = streams.next(_LOOK_SECONDS)
                 if news is not None:
                     for site in self._take(news):
                         streams.listen(site)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from fedelmy_launcher.dashboard.follower import Follower
-from fedelmy_launcher.standing import waits_for
-from fedelmy_node.domain.events import EdgeState, RunState, StepState
+from fedelmy_launcher.live.waiting import doing_sentence
+from fedelmy_launcher.site_progress import SiteProgress
+from fedelmy_node.domain.events import EdgeState
 from fedelmy_node.domain.names import EdgeId, edge_ends
 from fedelmy_node.domain.plan import StepKind
-from fedelmy_node.domain.reports import RunReport
 from fedelmy_node.domain.texts import clean
 
 __all__ = ["run_view"]
@@ -39,20 +39,19 @@ def run_view(follower: Follower) -> dict[str, Any]:
             return {"run": follower.run, "known": False, "silent": silent, "sites": [], "links": []}
         whole = history.encoded()
         progress = history.progress
-        states = {transfer["edge"]: EdgeState(transfer["state"]) for transfer in whole["transfers"]}
         sites = []
         for site in whole["sites"]:
             now = progress.sites[site["name"]]
             sites.append(
                 {
                     **{key: site[key] for key in ("name", "state", "problem", "silence", "skipped")},
-                    "doing": _doing(site),
+                    "doing": _doing(now),
+                    "says": clean(doing_sentence(progress, now, time.time()), 400),
                     "evaluation": _measured(site["evaluation"]),
                     "member": now.member, "members": now.members, "epoch": now.epoch, "epochs": now.epochs,
-                    "loss": now.loss, "validation": now.validation, "moving": now.moving,
+                    "loss": now.loss, "validation": now.validation,
                     "seconds": site["training_seconds"], "sha256": now.sha256,
                     "unreachable": [clean(text, 400) for text in now.unreachable.values()],
-                    "waits": _waits(follower.reports.get(now.site), site, states),
                     "pool": _pool(site["steps"]),
                 }
             )  # fmt: skip
@@ -75,10 +74,9 @@ def run_view(follower: Follower) -> dict[str, Any]:
         }
 
 
-def _doing(site: Mapping[str, Any]) -> str:
-    """A site may send and evaluate at once: the evaluation lasts."""
-    evaluates = any(s["kind"] == StepKind.EVALUATE and s["state"] == StepState.RUNNING for s in site["steps"])
-    return "evaluating" if evaluates and site["doing"] == "waiting" else str(site["doing"])
+def _doing(site: SiteProgress) -> str:
+    """One word for it."""
+    return site.doing or ("sending" if site.handovers else "waiting")
 
 
 def _measured(evaluation: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -141,17 +139,3 @@ def _rate(transfer: Mapping[str, Any], over: bool) -> float | None:
     if len(late) < 2 or late[-1][0] - late[0][0] < _RATE_SECONDS:
         return None
     return max(0.0, (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0]))
-
-
-def _waits(report: RunReport | None, site: Mapping[str, Any], states: Mapping[str, EdgeState]) -> list[str]:
-    """Whose output a site still needs for the first of its steps that has to wait."""
-    if report is None or site["silence"] or site["state"] != RunState.RUNNING:
-        return []
-    now = replace(report, edges=tuple(replace(e, state=states.get(e.edge, e.state)) for e in report.edges))
-    told = {step["step"]: step["state"] for step in site["steps"]}
-    for step in report.steps:
-        if step.kind != StepKind.EVALUATE and told.get(step.step, step.state) == StepState.WAITING:
-            late = [str(other) for other in waits_for(now, step.step) if other != report.site]
-            if late:
-                return late
-    return []

@@ -52,7 +52,7 @@ const wordsOf = (site) => {
   if (site.silence) return { tone: "bad", icon: "?", word: "no answer" };
   if (site.skipped) return { tone: "warning", icon: "↷", word: "skipped" };
   if (site.state === "running") {
-    const busy = ["training", "warm-up", "evaluating", "sending"].includes(site.doing);
+    const busy = ["loading", "training", "warm-up", "evaluating", "sending"].includes(site.doing);
     if (site.unreachable.length) return { tone: "warning", icon: "!", word: site.doing || "waiting" };
     if (site.doing === "waiting" && share(site) === 1) return { tone: "training", icon: "✓", word: "trained" };
     return { tone: busy ? "training" : "still", icon: busy ? "●" : "○", word: site.doing || "waiting" };
@@ -61,20 +61,14 @@ const wordsOf = (site) => {
   return { tone, icon, word: site.state };
 };
 
-const doing = (site, links) => {
+const doing = (site) => {
   if (site.silence) return "does not answer; the dashboard keeps trying";
   if (site.skipped) return "the others went on without it";
   if (site.state === "done") return site.evaluation ? "has the result and has evaluated it" : "done";
   if (site.state !== "running") return site.problem ? "" : { prepared: "ready, not started", pending: "waits for its administrator" }[site.state] || "";
-  const sends = links.find((link) => link.from === site.name && link.state === "moving");
-  if (sends) return `hands over to ${sends.to}`;
   if (site.doing === "warm-up") return `warm-up, epoch ${site.epoch} of ${site.epochs}`;
   if (site.doing === "training" && site.member) return `pool member ${site.member} of ${site.members}, epoch ${site.epoch} of ${site.epochs}`;
-  if (site.doing === "training") return "loads data and model";
-  if (site.doing === "evaluating") return "evaluates the result";
-  if (site.doing === "queued") return "waits for its device";
-  if (site.waits.length) return share(site) === 1 ? `trained; waits for the result from ${site.waits.join(", ")}` : `waits for ${site.waits.join(", ")}`;
-  return "waits for the others to end";
+  return site.says;
 };
 
 // ---- a site's card ----------------------------------------------------------------------------------------------
@@ -106,7 +100,7 @@ class Card {
     const { tone, icon, word } = wordsOf(site);
     dress(this.pill, `pill tone-${tone}`);
     say(this.pill, `${icon} ${word}`);
-    say(this.doing, doing(site, links));
+    say(this.doing, doing(site));
     this.showPool(site);
     say(this.facts.loss, typeof site.loss === "number" ? site.loss.toFixed(3) : "–");
     say(this.facts.validation, percent(site.validation) || "–");

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from fedelmy_launcher.measures import number, text
+from fedelmy_launcher.history.measures import number, text
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 
 __all__ = ["SiteSpans", "Doing"]

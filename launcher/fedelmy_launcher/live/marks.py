@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Marks", "UNICODE", "ASCII", "marks_for", "duration_text"]
+__all__ = ["Marks", "UNICODE", "ASCII", "NO_MARKS", "marks_for", "duration_text"]
 
 _MANY: Final = 12
 """A pool with more members is told in numbers."""
@@ -57,6 +57,9 @@ class Marks:
 
 UNICODE: Final = Marks(done="●", begun="◐", ahead="○", levels="▁▂▃▄▅▆▇█", full="█", empty="░", more="…")
 ASCII: Final = Marks(done="#", begun="+", ahead=".", levels="_.-=+*%#", full="#", empty=".", more="~")
+
+NO_MARKS: Final = Marks(done="", begun="", ahead="", levels=" ", full="", empty="", more="...")
+"""For sentences."""
 
 
 def marks_for(encoding: str | None) -> Marks:

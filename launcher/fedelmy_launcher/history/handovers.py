@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fedelmy_launcher.measures import number, text
+from fedelmy_launcher.history.measures import number, text
 from fedelmy_node.domain.events import EdgeState, Event, EventKind
 from fedelmy_node.domain.names import EdgeId, known_edge
 from fedelmy_node.domain.reports import EdgeReport

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fedelmy_launcher.control import Sites
 from fedelmy_launcher.listening import Streams
-from fedelmy_launcher.marks import duration_text
+from fedelmy_launcher.live.marks import duration_text
 from fedelmy_launcher.outcome import Outline
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.site_progress import SiteProgress

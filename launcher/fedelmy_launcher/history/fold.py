@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fedelmy_launcher.handovers import Handovers
-from fedelmy_launcher.learning import StepHistory
-from fedelmy_launcher.measures import count, counts, evaluation, names, number, text
+from fedelmy_launcher.history.handovers import Handovers
+from fedelmy_launcher.history.learning import StepHistory
+from fedelmy_launcher.history.measures import count, counts, evaluation, names, number, text
+from fedelmy_launcher.history.spans import SiteSpans
 from fedelmy_launcher.outcome import Outline
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.spans import SiteSpans
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId, site_of
 from fedelmy_node.domain.narration import narrate

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fedelmy_launcher.measures import count, embedding, evaluation, matrix, number, share, shares, text
+from fedelmy_launcher.history.measures import count, embedding, evaluation, matrix, number, share, shares, text
 from fedelmy_node.domain.events import Event, EventKind, StepState
 from fedelmy_node.domain.names import StepId
 from fedelmy_node.domain.reports import StepReport

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from statistics import mean
 from typing import Final
 
-from fedelmy_launcher.marks import Marks, duration_text
+from fedelmy_launcher.live.marks import NO_MARKS, Marks, duration_text
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.site_progress import Handover, SiteProgress
 from fedelmy_node.domain.events import RunState, StepState
@@ -18,7 +18,7 @@ from fedelmy_node.domain.names import StepId, site_of
 from fedelmy_node.domain.narration import bytes_text
 from fedelmy_node.domain.plan import StepKind
 
-__all__ = ["doing_texts", "training_left", "Forecast"]
+__all__ = ["doing_texts", "doing_sentence", "training_left", "Forecast"]
 
 _AHEAD_TEXTS: Final[Mapping[str, list[str]]] = {
     "asking": ["asked to take part", "asked"],
@@ -39,6 +39,11 @@ def doing_texts(progress: RunProgress, site: SiteProgress, marks: Marks, now: fl
     if site.doing == "queued":
         return ["waits for its device, which is busy", "waits for its device"]
     return moving or (_computing(site, now) if site.doing else _waiting(progress, site, now))
+
+
+def doing_sentence(progress: RunProgress, site: SiteProgress, now: float) -> str:
+    """The longest of them, for whoever draws bars of its own."""
+    return " ".join(doing_texts(progress, site, NO_MARKS, now)[0].split())
 
 
 def _absent(site: SiteProgress) -> list[str]:

@@ -10,10 +10,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedelmy_launcher.marks import ASCII, UNICODE, Marks, duration_text
+from fedelmy_launcher.live.marks import ASCII, UNICODE, Marks, duration_text
+from fedelmy_launcher.live.waiting import doing_texts
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.site_progress import LOSSES, SiteProgress
-from fedelmy_launcher.waiting import doing_texts
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.narration import bytes_text, percent
 

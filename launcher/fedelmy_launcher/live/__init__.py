@@ -1,0 +1,3 @@
+"""How a run stands, for whoever watches: sentences and small pictures of its progress, and where they are shown."""
+
+__all__: list[str] = []
