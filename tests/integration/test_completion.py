@@ -143,7 +143,7 @@ def test_names_of_commands_import_no_command(shell: Path) -> None:
         "print([item.value for item in items], [name for name in sys.modules if name.startswith('fedelmy_launcher.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['run'] ['fedelmy_launcher.cli']"
+    assert done.stdout.strip() == "['run', 'report'] ['fedelmy_launcher.cli']"
 
 
 @pytest.mark.parametrize("kind", ["bash", "zsh", "fish"])
