@@ -49,8 +49,8 @@ const tones = (state) => RUNS[state] || ["still", "?"];
 
 /** A site in one word, with its colour and its sign: never the colour alone. */
 const wordsOf = (site) => {
-  if (site.silence) return { tone: "bad", icon: "?", word: "no answer" };
   if (site.skipped) return { tone: "warning", icon: "↷", word: "skipped" };
+  if (site.silence) return { tone: "bad", icon: "?", word: "no answer" };
   if (site.state === "running") {
     const busy = ["loading", "training", "warm-up", "evaluating", "sending"].includes(site.doing);
     if (site.unreachable.length) return { tone: "warning", icon: "!", word: site.doing || "waiting" };
@@ -62,8 +62,8 @@ const wordsOf = (site) => {
 };
 
 const doing = (site) => {
+  if (site.skipped) return `${site.silence ? "does not answer; " : ""}the others went on without it`;
   if (site.silence) return "does not answer; the dashboard keeps trying";
-  if (site.skipped) return "the others went on without it";
   if (site.state === "done") return site.evaluation ? "has the result and has evaluated it" : "done";
   if (site.state !== "running") return site.problem ? "" : { prepared: "ready, not started", pending: "waits for its administrator" }[site.state] || "";
   if (site.doing === "warm-up") return `warm-up, epoch ${site.epoch} of ${site.epochs}`;
@@ -102,10 +102,10 @@ class Card {
     say(this.pill, `${icon} ${word}`);
     say(this.doing, doing(site));
     this.showPool(site);
-    say(this.facts.loss, typeof site.loss === "number" ? site.loss.toFixed(3) : "–");
+    say(this.facts.loss, typeof site.loss === "number" ? (site.loss < 0.01 && site.loss > 0 ? site.loss.toPrecision(2) : site.loss.toFixed(3)) : "–");
     say(this.facts.validation, percent(site.validation) || "–");
     say(this.facts.test, (site.evaluation && percent(site.evaluation.accuracy)) || "–");
-    this.showSpark(site.pool);
+    this.showSpark(site.pool, site.members);
     this.showTransfer(links.filter((link) => link.from === site.name));
     const texts = [
       ...(site.silence ? [[`${site.silence.message} (${site.silence.code})`, true]] : []),
@@ -142,14 +142,16 @@ class Card {
     this.pool.style.visibility = numbers.length ? "" : "hidden";
   }
 
-  showSpark(pool) {
+  showSpark(pool, members) {
     const key = pool.map((member) => `${member.member}:${member.curve.length}:${member.epoch}`).join();
     const any = pool.some((member) => member.curve.length > 1);
     this.spark.style.visibility = this.key.style.visibility = any ? "" : "hidden";
     if (key === this.curves) return;
     this.curves = key;
     const losses = pool.flatMap((member) => member.curve.map((row) => row[1])).filter((loss) => loss !== null);
-    const most = Math.max(...losses, 1e-9), total = pool.reduce((all, member) => all + Math.max(member.epochs || 0, member.epoch), 0) || 1;
+    const most = Math.max(...losses, 1e-9), known = pool.reduce((all, member) => all + Math.max(member.epochs || 0, member.epoch), 0);
+    // Room for the members to come, too: what is drawn stays where it is.
+    const total = known + Math.max(0, members - pool.filter((member) => member.member).length) * (pool.at(-1)?.epochs || 0) || 1;
     const lines = [drawn("line", { x1: 0, x2: 100, y1: 45, y2: 45 })];
     let begun = 0;
     for (const member of pool) {
@@ -163,7 +165,8 @@ class Card {
   }
 
   showTransfer(links) {
-    const link = links.find((one) => one.state === "moving") || links.filter((one) => one.state === "done").at(-1);
+    const under = links.filter((one) => one.state === "moving");
+    const link = under.find((one) => !one.problem) || links.filter((one) => one.state === "done").at(-1) || under[0];
     show(this.transfer, Boolean(link));
     if (!link) return;
     const moving = link.state === "moving", rate = link.rate ? `, ${(link.rate / 1e6).toFixed(link.rate < 1e6 ? 2 : 1)} MB/s` : "";
@@ -181,7 +184,7 @@ const page = { run: null, chosen: "", cards: new Map(), view: null, words: new M
 const chain = new Chain(byId("chain"), wordsOf);
 
 const caption = (link) => {
-  if (link.problem) return "tried again";
+  if (link.problem) return link.carries === "deliver" ? "" : "tried again";
   if (link.state === "moving") return link.rate ? `${(link.rate / 1e6).toFixed(1)} MB/s` : `${link.total ? Math.floor(100 * link.bytes / link.total) : 0}%`;
   return link.state === "done" && link.total && link.carries !== "deliver" ? size(link.total) : "";
 };
