@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from fedelmy_node.rpc.endpoint import BUDGETS
 from fedelmy_node.rpc.quotas import Budget
 
 
 def budgets(**at_once: int) -> dict[str, Budget]:
-    """Kinds of calls that are not named have two places."""
-    sizes = dict.fromkeys(BUDGETS, 2) | at_once
-    return {name: Budget(at_once=size, share=size, per_second=1e6, burst=1_000_000) for name, size in sizes.items()}
+    return {name: Budget(at_once=size, share=size, per_second=1e6, burst=1_000_000) for name, size in at_once.items()}

@@ -33,6 +33,7 @@ from fedelmy_node.identity.trust import Trust
 from fedelmy_node.rpc import again, services
 from fedelmy_node.rpc.clients import PeerClient
 from fedelmy_node.rpc.dial import channel_to, open_channel, probe
+from fedelmy_node.rpc.endpoint import BUDGETS
 from fedelmy_node.rpc.guard import Guard
 from fedelmy_node.rpc.serve import make_server
 from fedelmy_node.store.journal import Journal
@@ -77,7 +78,7 @@ class South:
         self.inbox = Inbox(self.journal, self.layout, self.arrived.append)
         guard = Guard(
             services.RULES,
-            budgets(transfers=4, control=4, preparations=1, watchers=4, neighbours=4),
+            budgets(**dict.fromkeys(BUDGETS, 4)),
             believe=lambda: self.trust,
         )
         self.server, self.address = make_server(Address(listen), identity, interceptors=[guard], workers=guard.workers)
