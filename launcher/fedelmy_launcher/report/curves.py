@@ -91,4 +91,4 @@ def _finish(axes: Axes, title: str, members: Sequence[Mapping[str, Any]], key: s
     elif key == "accuracy":
         low, high = min(values), max(values)
         room = max(0.02, 0.06 * (high - low))
-        axes.set_ylim(max(0.0, low - room) if low > room else -0.02, min(1.02, high + room))
+        axes.set_ylim(max(0.0, low - room) if low > room else -0.012, min(1.012, high + room))

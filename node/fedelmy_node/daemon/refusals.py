@@ -31,6 +31,10 @@ _SUMS: Final = 6
 _WINDOW_SECONDS: Final = 60.0
 _LONG_WINDOW_SECONDS: Final = 600.0
 
+_ASKED_EARLY: Final = ("/fedelmy.v1.Control/Report", "/fedelmy.v1.Peer/Watch")
+"""Launchers ask whether a run is known before they make it, and neighbours may be told of it first: an unknown run is
+an answer, nothing was refused."""
+
 Kind = tuple[str, str, str]
 
 
@@ -49,8 +53,8 @@ class Refusals:
         self._written = 0
 
     def __call__(self, refusal: Refusal) -> None:
-        if refusal.error.code == "E-RUN-UNKNOWN" and refusal.method == "/fedelmy.v1.Control/Report":
-            return  # launchers ask whether a run is known before they make it: nothing was refused
+        if refusal.error.code == "E-RUN-UNKNOWN" and refusal.method in _ASKED_EARLY:
+            return
         with self._lock:
             self.counts[refusal.error.code] += 1
             kind = _kind(refusal)
