@@ -1,4 +1,4 @@
-"""The report of a real run: a site that was skipped and a hand-over that was cut are both on the page."""
+"""The report of a real run, as files and in a real browser: who was skipped and which hand-over was cut are there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from proxy import CountingProxy
-from testbed import Bed, launched
+from testbed import Bed, Done, launched
+
+from browser import Visit, browser
 
 NAMES = ("north", "south", "west")
 PATIENCE_SECONDS = 3.0
@@ -23,7 +25,7 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 
 
 @pytest.fixture(scope="module")
-def reported(bed: Bed) -> Iterator[Path]:
+def reported(bed: Bed) -> Iterator[Done]:
     """south dies while north trains; north's hand-over to west goes through a link that is cut once."""
     west = bed.sites["west"].start("--indices", "parts/west.json")
     south = bed.sites["south"].start("--indices", "parts/south.json", "--peer", f"west={west.address}")
@@ -45,15 +47,19 @@ def reported(bed: Bed) -> Iterator[Path]:
             _, err = launcher.communicate(timeout=150)
         assert launcher.returncode == 20, err
         assert link.cuts >= 1
-        yield bed.root / "reported.html"
+        yield bed.launch("report", "--run", "reported")
 
 
-def test_it_shows_who_was_skipped_and_what_was_retried(bed: Bed, reported: Path) -> None:
-    done = bed.launch("report", "--run", "reported")
-    assert done.code == 20, done.err
-    assert "without south" in done.out and "south did not answer: E-PEER-UNREACHABLE" in done.out
-    assert "reported.html" in done.out and "reported.json" in done.out
-    page, history = reported.read_text(), json.loads(reported.with_suffix(".json").read_text())
+@pytest.fixture(scope="module")
+def page(bed: Bed, reported: Done) -> Path:
+    assert reported.code == 20, reported.err
+    return bed.root / "reported.html"
+
+
+def test_it_shows_who_was_skipped_and_what_was_retried(reported: Done, page: Path) -> None:
+    assert "without south" in reported.out and "south did not answer: E-PEER-UNREACHABLE" in reported.out
+    assert "reported.html" in reported.out and "reported.json" in reported.out
+    shown, history = page.read_text(), json.loads(page.with_suffix(".json").read_text())
     assert history["state"] == "done" and history["contributors"] == ["north", "west"]
     sites = {site["name"]: site for site in history["sites"]}
     assert sites["south"]["skipped"] and [span["what"] for span in sites["south"]["spans"]] == ["skipped"]
@@ -68,22 +74,52 @@ def test_it_shows_who_was_skipped_and_what_was_retried(bed: Bed, reported: Path)
         "not in the result",
         "try that failed",
     ):
-        assert text in page, text
+        assert text in shown, text
     for name in ("north", "west"):
         assert {"loading", "training", "evaluating"} <= {span["what"] for span in sites[name]["spans"]}
         members = next(step for step in sites[name]["steps"] if step["kind"] == "train")["members"]
         assert [len(member["epochs"]) for member in members if member["member"]] == [12, 12]
 
 
-def test_from_its_data_the_same_page_is_drawn_without_any_site(bed: Bed, reported: Path) -> None:
-    bed.launch("report", "reported", "--out", "one.html")
-    done = bed.launch("report", "--from", "one.json", "--out", "two.html", "--json")
+def test_from_its_data_the_same_page_is_drawn_without_any_site(bed: Bed, page: Path) -> None:
+    done = bed.launch("report", "--from", "reported.json", "--out", "two.html", "--json")
     assert done.code == 20, done.err
     assert done.json["html"] == "two.html" and done.json["left_out"][0]["site"] == "south"
-    assert (bed.root / "two.html").read_text() == (bed.root / "one.html").read_text()
+    assert (bed.root / "two.html").read_text() == page.read_text()
 
 
-def test_a_run_that_nobody_knows_has_no_report(bed: Bed, reported: Path) -> None:
+def test_a_run_that_nobody_knows_has_no_report(bed: Bed, reported: Done) -> None:
     done = bed.launch("report", "--run", "never-was")
     done.failed("E-RUN-UNKNOWN", done.code)
     assert not (bed.root / "never-was.html").exists()
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Any]:
+    with browser() as found:
+        yield found
+
+
+def test_the_report_shows_the_skipped_site_and_the_repeated_hand_over(page: Path, opened: Any) -> None:
+    visit = Visit(opened)
+    visit.page.goto(page.as_uri())
+    warnings = visit.page.inner_text("#warnings")
+    assert "skipped" in warnings and "train.2@south" in warnings, warnings
+    assert "retry" in warnings and "west" in warnings, warnings
+    assert "south" in visit.page.inner_text("#summary"), "who is not in the result is said first"
+    assert visit.page.locator("#timeline svg").count() == 1
+    assert visit.page.locator("#curves svg").count() >= 2, "the sites that trained have their curves"
+    assert visit.requests == [page.as_uri()], "the page needs nothing else"
+    assert visit.errors == []
+    visit.close()
+
+
+def test_the_report_fits_a_narrow_window_and_prints(page: Path, opened: Any, tmp_path: Path) -> None:
+    visit = Visit(opened, viewport={"width": 600, "height": 900})
+    visit.page.goto(page.as_uri())
+    wide = visit.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert wide <= 0, "nothing has to be pushed aside to be read"
+    paper = tmp_path / "report.pdf"
+    visit.page.pdf(path=str(paper), format="A4")
+    assert paper.read_bytes().startswith(b"%PDF") and paper.stat().st_size > 10_000
+    visit.close()
