@@ -70,7 +70,7 @@ class _Follower:
         found = alerts_of(self._sites.identity, nodes.values(), reports)
         with self._progress.lock:
             for site, node in nodes.items():
-                self._progress.sites[site].clock_ahead = node.clock - (asked + time.time()) / 2
+                self._progress.sites[site].clock_ahead_seconds = node.clock - (asked + time.time()) / 2
             new = [text for text in found if text not in self._progress.alerts]
             self._progress.alerts += new
         for text in new:

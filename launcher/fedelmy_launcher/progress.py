@@ -173,11 +173,6 @@ class RunProgress:
         return all(site.is_final or site.gone for site in self.sites.values())
 
     @property
-    def step_states(self) -> Mapping[StepId, StepState]:
-        """Of every step that was heard of."""
-        return self._states
-
-    @property
     def is_done(self) -> bool:
         return all(site.state == RunState.DONE or site.gone for site in self.sites.values())
 

@@ -90,7 +90,7 @@ class SiteProgress:
     """Accuracy on the site's validation data after the last epoch."""
     ends_at: float | None = None
     """When the current step will be done if it goes on like this, by the site's clock."""
-    clock_ahead: float = 0.0
+    clock_ahead_seconds: float = 0.0
     """How far the site's clock is ahead of ours, as far as it is known."""
     sent: int = 0
     """Bytes handed over on training edges."""
@@ -134,7 +134,7 @@ class SiteProgress:
 
     def seconds_left(self, now: float) -> float | None:
         """Of the step that it computes; `now` by our clock."""
-        return None if self.ends_at is None else max(0.0, self.ends_at - self.clock_ahead - now)
+        return None if self.ends_at is None else max(0.0, self.ends_at - self.clock_ahead_seconds - now)
 
     def add(self, event: Event, kind: StepKind | None) -> None:
         """Take one of its events in, in order; `kind` of the step that it is about."""

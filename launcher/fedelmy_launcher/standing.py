@@ -12,7 +12,7 @@ from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import RunReport, StepReport
 from fedelmy_node.errors import FedelmyError
 
-__all__ = ["Standing", "waits_for", "worst_state"]
+__all__ = ["Standing", "run_state", "waits_for", "worst_state"]
 
 _MET: Final = (EdgeState.DONE, EdgeState.SETTLED)
 
@@ -88,22 +88,23 @@ class Standing:
         return {
             "run": self.run,
             "federation": self.federation,
-            "state": self._state(),
+            "state": run_state((report.state for report in self._reports.values()), is_over=self.is_over),
             "over": self.is_over,
             **self.outcome.encoded(),
             "bundle_sha256": result.sha256 if result else None,
             "waiting_for": waiting,
         }
 
-    def _state(self) -> str:
-        """One word for the whole run: whatever is worst."""
-        if self.is_over:
-            return RunState.DONE
-        state = worst_state(report.state for report in self._reports.values())
-        return RunState.RUNNING if state == RunState.DONE else state  # of those who answer, but it is not over
+
+def run_state(states: Iterable[str], *, is_over: bool) -> str:
+    """One word for a whole run: whatever is worst at those who answer, and done only when it is over."""
+    if is_over:
+        return RunState.DONE
+    worst = worst_state(states)
+    return RunState.RUNNING if worst == RunState.DONE else worst
 
 
-def worst_state(states: Iterable[RunState]) -> str:
+def worst_state(states: Iterable[str]) -> str:
     """One word for a run from the states that its sites tell; unknown if nobody does."""
     known = set(states)
     for state in (

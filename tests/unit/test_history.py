@@ -152,6 +152,14 @@ def test_numbers_that_are_none_are_left_out(result: dict[str, Any]) -> None:
     assert step["received_accuracy"] is None and step["member_accuracies"] in (None, [None])
 
 
+def test_a_large_pool_keeps_the_accuracies_of_all_its_members() -> None:
+    """Only the table of distances has an end: what a site told must not read as if it had told nothing."""
+    history, told = RunHistory(make_plan("north")), [0.5] * 1000
+    result = {"member_accuracies": told}
+    history.add(event("north", "train.1@north", EventKind.STEP, state="done", result=result))
+    assert step_of(history.encoded(), "train.1@north")["member_accuracies"] == told
+
+
 def test_a_journal_that_was_thinned_out_is_read_as_it_is() -> None:
     history = RunHistory(make_plan("north", "south"))
     history.add(event("north", "train.1@north", EventKind.EPOCH, 5, phase="member", member=2, members=3, epoch=40,

@@ -15,7 +15,7 @@ from fedelmy_launcher.control import Refusal, Sites
 from fedelmy_launcher.discovery import discover, reported_run
 from fedelmy_launcher.history import RunHistory
 from fedelmy_launcher.listening import Lost, News, Streams
-from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
+from fedelmy_node.domain.events import TROUBLE, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.narration import narrate
 from fedelmy_node.domain.reports import RunReport
@@ -33,10 +33,6 @@ _FIND_SECONDS: Final = 3.0
 """Between two attempts to find a run that no site tells of."""
 _STANDS_SECONDS: Final = 4.0
 """A stream that did not break for so long stands: attempts come every two seconds."""
-_LOUD: Final = {
-    EventKind.RETRY: "warning", EventKind.WARNING: "warning", EventKind.UNREACHABLE: "warning",
-    EventKind.AROUND: "warning",
-}  # fmt: skip
 _BAD: Final = (RunState.FAILED, RunState.ABORTED, RunState.CANCELLED, RunState.EXPIRED, StepState.SKIPPED)
 
 
@@ -207,7 +203,7 @@ class Follower:
         text = narrate(event)
         if text is not None:
             bad = event.kind in (EventKind.RUN, EventKind.STEP) and event.data["state"] in _BAD
-            level = "bad" if bad else _LOUD.get(event.kind, "info")
+            level = "bad" if bad else "warning" if event.kind in TROUBLE else "info"
             self.log.append(LogLine(next(self._numbers), event.time, event.site, level, clean(text, 600)))
 
     def _meet(self, site: SiteName) -> list[SiteName]:

@@ -16,6 +16,7 @@ from fedelmy_launcher.history.measures import count, counts, evaluation, names, 
 from fedelmy_launcher.history.spans import SiteSpans
 from fedelmy_launcher.outcome import Outline
 from fedelmy_launcher.progress import RunProgress
+from fedelmy_launcher.standing import run_state
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId, site_of
 from fedelmy_node.domain.narration import narrate
@@ -34,9 +35,6 @@ _MOST_LINES: Final = 2000
 _MOST_WARNINGS: Final = 1000
 _MOVES: Final = (EventKind.SENDING, EventKind.SENT, EventKind.RECEIVED, EventKind.RETRY)
 _LEARNS: Final = (EventKind.STEP, EventKind.RESUMED, EventKind.EPOCH, EventKind.MEMBER)
-_WORST: Final = (
-    RunState.FAILED, RunState.ABORTED, RunState.CANCELLED, RunState.EXPIRED, RunState.RUNNING, RunState.PENDING,
-)  # fmt: skip
 
 
 class _SiteHistory:
@@ -184,14 +182,8 @@ class RunHistory:
         return forgotten or self.progress.is_over_without(name, even_evaluation=True)
 
     def _state(self) -> str:
-        """One word for the whole run: whatever is worst."""
-        if self.is_over:
-            return RunState.DONE
-        states = {site.state for site in self.progress.sites.values()} - {"asking"}
-        worst = next((state for state in _WORST if state in states), None)
-        return worst or (
-            RunState.PREPARED if states == {RunState.PREPARED} else RunState.RUNNING if states else "unknown"
-        )
+        told = {site.state for site in self.progress.sites.values()} - {"asking"}
+        return run_state(told, is_over=self.is_over)
 
     def encoded(self) -> dict[str, Any]:
         """All of it, as JSON can hold it; times are seconds since the epoch by the launcher's clock.

@@ -1,34 +1,37 @@
-"""Numbers that a site tells, read with care: whatever is missing, not disclosed, or not what it should be is None."""
+"""Numbers that a site tells, read with care: whatever is missing, not disclosed, or not what it should be is None.
+
+What a number, a count or a matrix is, `domain.event_data` says; it refuses events on their way in. Here one value that
+is none does not cost the others, whatever fed the fold.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from fedelmy_node.domain.event_data import MAX_MEMBERS, is_count, is_embedding, is_number, is_share, is_square
 from fedelmy_node.domain.texts import clean
 
 __all__ = ["number", "share", "count", "text", "counts", "names", "shares", "matrix", "embedding", "evaluation"]
 
 _MOST_NAMES: Final = 1000
-_MOST_MEMBERS: Final = 65
-_MOST_POINTS: Final = 5000
+_MOST_COMPARED: Final = 65
+"""Rows of a matrix that can be looked at; trainers tell no larger one."""
 _NAME_CHARACTERS: Final = 80
 
 
 def number(value: Any) -> float | None:
     """A finite number."""
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+    return float(value) if is_number(value) else None
 
 
 def share(value: Any) -> float | None:
     """A number between 0 and 1."""
-    found = number(value)
-    return found if found is not None and 0 <= found <= 1 else None
+    return float(value) if is_share(value) else None
 
 
 def count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < 2**63 else None
+    return value if is_count(value) else None
 
 
 def text(value: Any, limit: int = 400) -> str:
@@ -50,34 +53,23 @@ def names(value: Any) -> list[str] | None:
 
 def shares(value: Any) -> list[float | None] | None:
     """One per pool member; None where a member has none."""
-    if not isinstance(value, list) or not 0 < len(value) <= _MOST_MEMBERS:
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_MEMBERS:
         return None
     return [share(item) for item in value]
 
 
 def matrix(value: Any) -> list[list[float]] | None:
     """Square, with no negative numbers."""
-    if not isinstance(value, list) or not 1 < len(value) <= _MOST_MEMBERS:
+    if not is_square(value) or not 1 < len(value) <= _MOST_COMPARED:
         return None
-    rows = [[number(item) for item in row] for row in value if isinstance(row, list) and len(row) == len(value)]
-    known = [[item for item in row if item is not None and item >= 0] for row in rows]
-    return known if len(known) == len(value) == min(len(row) for row in known) else None
+    return None if any(item < 0 for row in value for item in row) else [[float(item) for item in row] for row in value]
 
 
 def embedding(value: Any) -> dict[str, Any] | None:
     """Points in the plane, the class of each, and of how many samples they are."""
-    if not isinstance(value, Mapping):
+    if not is_embedding(value) or not value["points"]:
         return None
-    points, labels = value.get("points"), value.get("labels")
-    if not isinstance(points, list) or not isinstance(labels, list) or not 0 < len(points) <= _MOST_POINTS:
-        return None
-    placed = [[number(x) for x in point] for point in points if isinstance(point, list) and len(point) == 2]
-    classes = [count(label) for label in labels]
-    if len(placed) != len(points) or len(classes) != len(points):
-        return None
-    if any(x is None for point in placed for x in point) or any(label is None for label in classes):
-        return None
-    return {"points": placed, "labels": classes, "of": count(value.get("of")) or len(points)}
+    return {"points": [[float(x), float(y)] for x, y in value["points"]], "labels": value["labels"], "of": value["of"]}
 
 
 def evaluation(value: Any) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fedelmy_launcher.control import expiry_warnings
+from fedelmy_node.daemon.room import CHECKPOINT_MODELS
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.narration import bytes_text
@@ -15,8 +16,6 @@ from fedelmy_node.identity.keystore import Identity
 
 __all__ = ["alerts_of", "needed_bytes"]
 
-_CHECKPOINT_MODELS: Final = 12
-"""While a step trains: three checkpoints, each with the model, two moments and the best epoch; as the node counts."""
 _PARAMETER_BYTES: Final = 4
 _AHEAD: Final = (EdgeState.WAITING, EdgeState.MOVING)
 _TO_DO: Final = (StepState.WAITING, StepState.QUEUED, StepState.RUNNING)
@@ -45,5 +44,5 @@ def needed_bytes(report: RunReport) -> int:
     arriving = sum(edge.receiver == report.site and edge.state in _AHEAD for edge in report.edges)
     to_do = [step for step in report.steps if step.state in _TO_DO]
     writing = sum(step.kind == StepKind.TRAIN for step in to_do)
-    models = _CHECKPOINT_MODELS if writing else 0
+    models = CHECKPOINT_MODELS if writing else 0
     return report.bundle_bytes * (arriving + writing) + _PARAMETER_BYTES * report.parameters * models

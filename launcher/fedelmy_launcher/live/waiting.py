@@ -63,7 +63,7 @@ def _computing(site: SiteProgress, now: float) -> list[str]:
 def _handing(site: SiteProgress, handover: Handover, marks: Marks, now: float) -> list[str]:
     to = handover.peer
     if handover.retry:
-        again = duration_text(max(0.0, handover.retry_at - site.clock_ahead - now))
+        again = duration_text(max(0.0, handover.retry_at - site.clock_ahead_seconds - now))
         if to in site.unreachable:
             return [f"cannot reach {to}, tries again in {again}", f"cannot reach {to}"]
         return [f"hand-over to {to} failed, again in {again}", f"tries {to} again in {again}", f"tries {to} again"]

@@ -10,9 +10,11 @@ from fedelmy_node.bundles.size import model_bytes, tensor_bytes
 from fedelmy_node.domain.narration import bytes_text
 from fedelmy_node.errors import StoreError
 
-__all__ = ["needed_bytes", "check_room", "USUAL_BUNDLES"]
+__all__ = ["needed_bytes", "check_room", "CHECKPOINT_MODELS", "USUAL_BUNDLES"]
 
 _SPARE_BUNDLES: Final = 2
+CHECKPOINT_MODELS: Final = 3 * 4
+"""While a step trains: the last two checkpoints and the one being written, each with model, two moments, best epoch."""
 USUAL_BUNDLES: Final = 5
 """Of a site in a chain: it receives a model and the result; it trains, delivers and evaluates."""
 
@@ -22,12 +24,11 @@ def needed_bytes(manifest: Iterable[TensorInfo], *, bundles: int, members: int, 
 
     `bundles` are those that come in and those that the steps give; `members` are those of the largest pool that is
     trained, 0 if nothing is. A trainer's checkpoints are gone when its step is done, and steps train one at a time, so
-    they count once: the last two and the one being written, each with the model, two moments and the best epoch, and
-    every completed pool member.
+    they count once, with every completed pool member.
     """
     tensors = tuple(manifest)
     pool = members + 1 if members else 0
-    models = 3 * 4 + pool if pool else 0
+    models = CHECKPOINT_MODELS + pool if pool else 0
     if keep_pool:
         models += pool
     return tensor_bytes(tensors) * (bundles + _SPARE_BUNDLES) + model_bytes(tensors) * models

@@ -17,10 +17,13 @@ from fedelmy_node.domain.names import step_id
 from fedelmy_node.domain.plan import MAX_STEPS
 from fedelmy_node.errors import ConfigError
 
-__all__ = ["check_event_data", "check_result", "check_prepared"]
+__all__ = [
+    "MAX_MEMBERS", "check_event_data", "check_result", "check_prepared", "is_count", "is_embedding", "is_number",
+    "is_share", "is_square",
+]  # fmt: skip
 
 Check = Callable[[Any], bool]
-_MAX_MEMBERS: Final = 1001
+MAX_MEMBERS: Final = 1001
 """Of a pool, the one that it began with included."""
 
 
@@ -28,24 +31,30 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Finite, and no truth value."""
     return type(value) in (int, float) and math.isfinite(value)
 
 
 def _is_seconds(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < 1e11
+    return is_number(value) and 0 <= value < 1e11
 
 
 def _is_number_if_any(value: Any) -> bool:
-    return value is None or _is_number(value)
+    return value is None or is_number(value)
+
+
+def is_share(value: Any) -> bool:
+    """Between 0 and 1."""
+    return is_number(value) and 0 <= value <= 1
 
 
 def _is_share_if_any(value: Any) -> bool:
-    return value is None or (_is_number(value) and 0 <= value <= 1)
+    return value is None or is_share(value)
 
 
 def _is_steps(value: Any) -> bool:
@@ -74,13 +83,15 @@ def _table_of(check: Check) -> Check:
     return checked
 
 
-def _is_square(value: Any) -> bool:
-    return _list_of(_list_of(_is_number, _MAX_MEMBERS), _MAX_MEMBERS)(value) and all(
+def is_square(value: Any) -> bool:
+    """A matrix of numbers with as many rows as columns."""
+    return _list_of(_list_of(is_number, MAX_MEMBERS), MAX_MEMBERS)(value) and all(
         len(row) == len(value) for row in value
     )
 
 
-def _is_embedding(value: Any) -> bool:
+def is_embedding(value: Any) -> bool:
+    """Points in the plane, the class of each, and of how many samples they are."""
     if not isinstance(value, Mapping) or not _fits(value, _EMBEDDING):
         return False
     points = value["points"]
@@ -92,51 +103,51 @@ def _shaped(shape: Mapping[str, Check]) -> Check:
 
 
 _EMBEDDING: Final[Mapping[str, Check]] = {
-    "points": _list_of(_list_of(_is_number, 2), MAX_FEATURES), "labels": _list_of(_is_count, MAX_FEATURES),
-    "of": _is_count,
+    "points": _list_of(_list_of(is_number, 2), MAX_FEATURES), "labels": _list_of(is_count, MAX_FEATURES),
+    "of": is_count,
 }  # fmt: skip
-_SIZES: Final[Mapping[str, Check]] = {"train?": _is_count, "validation?": _is_count, "test?": _is_count}
+_SIZES: Final[Mapping[str, Check]] = {"train?": is_count, "validation?": is_count, "test?": is_count}
 _CLASS: Final[Mapping[str, Check]] = {
-    "tp?": _is_count, "fn?": _is_count, "fp?": _is_count, "tn?": _is_count,
+    "tp?": is_count, "fn?": is_count, "fp?": is_count, "tn?": is_count,
     "sensitivity?": _is_share_if_any, "specificity?": _is_share_if_any, "auc?": _is_share_if_any,
 }  # fmt: skip
 _RESULT: Final[Mapping[str, Check]] = {
-    **_SIZES, "samples?": _is_count, "correct?": _is_count, "loss?": _is_number_if_any,
+    **_SIZES, "samples?": is_count, "correct?": is_count, "loss?": _is_number_if_any,
     "accuracy?": _is_share_if_any, "balanced_accuracy?": _is_share_if_any, "auc?": _is_share_if_any,
     "classes?": _table_of(_shaped(_CLASS)), "validation_accuracy?": _is_share_if_any,
-    "received_accuracy?": _is_share_if_any, "member_accuracies?": _list_of(_is_share_if_any, _MAX_MEMBERS),
-    "pool_distances?": _is_square, "embedding?": _is_embedding,
+    "received_accuracy?": _is_share_if_any, "member_accuracies?": _list_of(_is_share_if_any, MAX_MEMBERS),
+    "pool_distances?": is_square, "embedding?": is_embedding,
 }  # fmt: skip
 _PREPARED: Final[Mapping[str, Check]] = {
-    "samples?": _shaped(_SIZES), "class_counts?": _table_of(_is_count),
-    "missing_classes?": _list_of(_is_text, MAX_CLASSES), "left_out?": _is_count, "torch?": _is_text,
-    "cpu_capability?": _is_text, "device?": _is_text, "parameters?": _is_count, "bundle_bytes?": _is_count,
+    "samples?": _shaped(_SIZES), "class_counts?": _table_of(is_count),
+    "missing_classes?": _list_of(_is_text, MAX_CLASSES), "left_out?": is_count, "torch?": _is_text,
+    "cpu_capability?": _is_text, "device?": _is_text, "parameters?": is_count, "bundle_bytes?": is_count,
 }  # fmt: skip
 _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
     EventKind.RUN: {"state": lambda value: value in list(RunState), "code?": _is_text, "message?": _is_text},
     EventKind.STEP: {
         "state": lambda value: value in list(StepState), "code?": _is_text, "message?": _is_text,
-        "result?": _shaped(_RESULT), "sha256?": _is_text, "bytes?": _is_count,
+        "result?": _shaped(_RESULT), "sha256?": _is_text, "bytes?": is_count,
     },
     EventKind.READY: {**_SIZES, "seconds?": _is_seconds},
-    EventKind.RESUMED: {"member": _is_count, "members": _is_count, "epoch": _is_count, "batch?": _is_count},
+    EventKind.RESUMED: {"member": is_count, "members": is_count, "epoch": is_count, "batch?": is_count},
     EventKind.BEGUN: {},
     EventKind.EPOCH: {
-        "phase": _is_text, "member": _is_count, "members": _is_count, "epoch": _is_count, "epochs": _is_count,
+        "phase": _is_text, "member": is_count, "members": is_count, "epoch": is_count, "epochs": is_count,
         "loss?": _is_number_if_any, "accuracy?": _is_share_if_any, "d1?": _is_number_if_any, "d2?": _is_number_if_any,
         "eta_seconds?": _is_seconds_if_any,
     },
     EventKind.MEMBER: {
-        "member": _is_count, "members": _is_count, "epoch": _is_count, "accuracy?": _is_share_if_any,
+        "member": is_count, "members": is_count, "epoch": is_count, "accuracy?": _is_share_if_any,
         "seconds?": _is_seconds,
     },
-    EventKind.SENDING: {"peer": _is_text, "bytes": _is_count, "total": _is_count, "edge?": _is_text},
+    EventKind.SENDING: {"peer": _is_text, "bytes": is_count, "total": is_count, "edge?": _is_text},
     EventKind.SENT: {
-        "peer": _is_text, "bytes": _is_count, "seconds": _is_seconds, "carries": _is_text, "edge?": _is_text,
+        "peer": _is_text, "bytes": is_count, "seconds": _is_seconds, "carries": _is_text, "edge?": _is_text,
         "sha256?": _is_text,
     },
     EventKind.RECEIVED: {
-        "peer": _is_text, "bytes": _is_count, "edge?": _is_text, "carries?": _is_text, "sha256?": _is_text,
+        "peer": _is_text, "bytes": is_count, "edge?": _is_text, "carries?": _is_text, "sha256?": _is_text,
     },
     EventKind.RETRY: {
         "peer": _is_text, "code": _is_text, "message": _is_text, "wait_seconds": _is_seconds, "edge?": _is_text,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 
-__all__ = ["EventKind", "Event", "RunState", "StepState", "EdgeState", "AHEAD"]
+__all__ = ["EventKind", "Event", "RunState", "StepState", "EdgeState", "AHEAD", "TROUBLE"]
 
 
 class RunState(StrEnum):
@@ -112,6 +112,10 @@ class EventKind(StrEnum):
     """A way around sites that are out of reach is taken. edge, steps (left out), peer?, code, message."""
     WARNING = "warning"
     """code, message: something an administrator should know; the run goes on."""
+
+
+TROUBLE: Final = (EventKind.RETRY, EventKind.WARNING, EventKind.UNREACHABLE, EventKind.AROUND)
+"""The run goes on, but somebody should know: warnings in every log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

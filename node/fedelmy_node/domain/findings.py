@@ -22,7 +22,7 @@ class Finding:
     """One line of a doctor's report."""
 
     subject: str
-    """What was looked at: identity, clock, port, disk, data, device, time, plan, or `peer NAME`."""
+    """What was looked at: identity, clock, node, disk, data, device, plan, `peer NAME`, `from here` (an operator)."""
     check: str
     """In which respect, such as `tls`."""
     verdict: Verdict

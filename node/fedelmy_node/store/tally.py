@@ -1,20 +1,16 @@
-"""What a journal holds, counted: read beside the daemon, so that whoever counts never makes it wait."""
+"""What a journal holds, counted from beside, so that whoever counts never makes the daemon wait."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-from urllib.parse import quote
 
 from fedelmy_node.domain.events import RunState
+from fedelmy_node.store.beside import reading
 
 __all__ = ["Tally", "tally"]
-
-_WAIT_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +31,7 @@ def tally(journal: Path) -> Tally | None:
     over = ", ".join(f"'{state}'" for state in RunState if state.is_over)
     living = f"SELECT run FROM runs WHERE state NOT IN ({over})"  # noqa: S608 - words of ours
     try:
-        place = f"file:{quote(str(journal.absolute()))}?mode=ro"
-        with closing(sqlite3.connect(place, uri=True, timeout=_WAIT_SECONDS)) as db:
+        with reading(journal) as db:
             runs = dict(db.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall())
             steps, edges = (
                 dict(

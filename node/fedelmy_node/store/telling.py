@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from fedelmy_node.domain.events import Event, EventKind
+from fedelmy_node.domain.events import TROUBLE, Event
 from fedelmy_node.domain.narration import narrate
 from fedelmy_node.domain.texts import clean
 
@@ -47,8 +47,7 @@ def tell(event: Event) -> None:
     except (KeyError, TypeError, ValueError) as error:  # what is committed must be acted upon, told well or not
         line = f"{event.kind} (untold: {error!r})"
     if line is not None:
-        trouble = (EventKind.RETRY, EventKind.WARNING, EventKind.UNREACHABLE, EventKind.AROUND)
-        troubled = event.kind in trouble or event.data.get("code")
+        troubled = event.kind in TROUBLE or event.data.get("code")
         level = logging.WARNING if troubled else logging.INFO
         # Reasons and other sites' messages are in it: one line stays one line.
         logger.log(level, "%s", clean(line, _LINE_LIMIT), extra={"run": event.run, "step": event.step or ""})

@@ -5,7 +5,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const RADIUS = 24, TOP = 92, ROOM = 46;
 const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
-const made = (name, attributes = {}, ...children) => {
+export const drawn = (name, attributes = {}, ...children) => {
   const element = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   element.append(...children);
@@ -17,7 +17,7 @@ const put = (element, attributes) => {
     if (element.getAttribute(key) !== String(value)) element.setAttribute(key, value);
 };
 
-const say = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+export const say = (element, text) => { if (element.textContent !== text) element.textContent = text; };
 
 /** How far a site is with its own work, between 0 and 1. */
 export const share = (site) => {
@@ -71,10 +71,10 @@ export class Chain {
     this.edges = new Map();
     this.order = order;
     this.width = width;
-    this.svg = made("svg", { width, height: 200, "aria-hidden": "true" });
-    this.ways = made("g");
-    this.spots = made("g");
-    this.movers = made("g");
+    this.svg = drawn("svg", { width, height: 200, "aria-hidden": "true" });
+    this.ways = drawn("g");
+    this.spots = drawn("g");
+    this.movers = drawn("g");
     this.svg.append(this.ways, this.spots, this.movers);
     this.place.append(this.svg);
     const many = view.sites.length, step = many > 1 ? Math.min(240, (width - 130) / (many - 1)) : 0;
@@ -84,12 +84,12 @@ export class Chain {
       const ring = 2 * Math.PI * RADIUS;
       const parts = {
         x, index,
-        ring: made("circle", { class: "ring", cx: x, cy: TOP, r: RADIUS, transform: `rotate(-90 ${x} ${TOP})`, "stroke-dasharray": ring, "stroke-dashoffset": ring }),
-        icon: made("text", { class: "icon", x, y: TOP + 6 }),
-        name: made("text", { class: "name", x, y: TOP + RADIUS + 21 }),
-        what: made("text", { class: "what", x, y: TOP + RADIUS + 38 }),
+        ring: drawn("circle", { class: "ring", cx: x, cy: TOP, r: RADIUS, transform: `rotate(-90 ${x} ${TOP})`, "stroke-dasharray": ring, "stroke-dashoffset": ring }),
+        icon: drawn("text", { class: "icon", x, y: TOP + 6 }),
+        name: drawn("text", { class: "name", x, y: TOP + RADIUS + 21 }),
+        what: drawn("text", { class: "what", x, y: TOP + RADIUS + 38 }),
       };
-      parts.group = made("g", {}, made("circle", { class: "ring-track", cx: x, cy: TOP, r: RADIUS }), parts.ring, parts.icon, parts.name, parts.what);
+      parts.group = drawn("g", {}, drawn("circle", { class: "ring-track", cx: x, cy: TOP, r: RADIUS }), parts.ring, parts.icon, parts.name, parts.what);
       say(parts.name, site.name.length > 16 ? `${site.name.slice(0, 15)}…` : site.name);
       this.spots.append(parts.group);
       this.stations.set(site.name, parts);
@@ -126,8 +126,8 @@ export class Chain {
     const fresh = !edge;
     if (fresh) {
       const { d, x, y } = this.path(link);
-      edge = { line: made("path", { d }), head: made("path"), caption: made("text", { class: "caption", x, y }), below: y };
-      edge.group = made("g", {}, edge.line, edge.head, edge.caption);
+      edge = { line: drawn("path", { d }), head: drawn("path"), caption: drawn("text", { class: "caption", x, y }), below: y };
+      edge.group = drawn("g", {}, edge.line, edge.head, edge.caption);
       this.ways.append(edge.group);
       this.edges.set(link.id, edge);
       this.arrow(edge);
@@ -152,7 +152,7 @@ export class Chain {
   }
 
   dot(edge) {
-    if (!edge.dot) { edge.dot = made("circle", { class: "model", r: 8 }); this.movers.append(edge.dot); }
+    if (!edge.dot) { edge.dot = drawn("circle", { class: "model", r: 8 }); this.movers.append(edge.dot); }
     return edge.dot;
   }
 

@@ -1,6 +1,6 @@
 // The page: one stream of Server-Sent Events in, elements updated in place. Texts of sites are only ever text.
 
-import { Chain, share } from "./chain.js";
+import { Chain, drawn, say, share } from "./chain.js";
 
 const byId = (id) => document.getElementById(id);
 const made = (name, attributes = {}, ...children) => {
@@ -9,12 +9,6 @@ const made = (name, attributes = {}, ...children) => {
   element.append(...children);
   return element;
 };
-const drawn = (name, attributes = {}) => {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return element;
-};
-const say = (element, text) => { if (element.textContent !== text) element.textContent = text; };
 const show = (element, is) => { if (element.hidden === is) element.hidden = !is; };
 const dress = (element, name) => { if (element.className !== name) element.className = name; };
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,19 +29,18 @@ from fedelmy_node.domain.federation import (
 )
 from fedelmy_node.domain.findings import Finding, Tell
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName, site_name
-from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Health
 from fedelmy_node.domain.texts import clean
-from fedelmy_node.errors import DataError, FedelmyError, IdentityError, StoreError
+from fedelmy_node.errors import DataError, FedelmyError, IdentityError
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.store.beside import newest_plan
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import read_slice
 from fedelmy_node.training.data import parse_source
 from fedelmy_node.training.job import DataSpec, Job, Outcome
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import Effort, effort_of, settings_for
 
-__all__ = ["UNLISTED", "SiteExamination", "newest_plan"]
+__all__ = ["UNLISTED", "SiteExamination"]
 
 _UNKNOWN_SITE: Final = site_name("this-site")
 UNLISTED: Final = Member(name=_UNKNOWN_SITE, address=Address("localhost:0"))
@@ -213,18 +210,3 @@ class SiteExamination:
             seed=0, task=Task(classes=classes, input=_STAND_IN), model=ModelSpec(name="mlp"),
             training=Training(epochs=1, batch_size=1), strategy=StrategySpec(name="fedelmy"),
         )  # fmt: skip
-
-
-def newest_plan(journal: Path) -> Slice | None:
-    """This site's part of the newest run in a journal, which is only read; a daemon may be writing it."""
-    if not journal.exists():
-        return None
-    is_open = journal.with_name(f"{journal.name}-wal").exists()
-    mode = "mode=ro" if is_open else "mode=ro&immutable=1"  # of a closed one, SQLite would make files beside it
-    try:
-        with closing(sqlite3.connect(f"{journal.absolute().as_uri()}?{mode}", uri=True)) as database:
-            row = database.execute("SELECT prepared FROM runs ORDER BY changed_at DESC LIMIT 1").fetchone()
-    except sqlite3.DatabaseError as error:
-        message = f"the journal cannot be read: {type(error).__name__}"
-        raise StoreError("E-STORE-DAMAGED", message, private=f"{journal}: {error}") from error
-    return None if row is None else read_slice(row[0])
