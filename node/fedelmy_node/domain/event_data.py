@@ -32,6 +32,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
+def _is_member(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_MEMBERS
+
+
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
@@ -119,15 +123,15 @@ _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
         "result?": _shaped(_RESULT), "sha256?": _is_text, "bytes?": _is_count,
     },
     EventKind.READY: {**_SIZES, "seconds?": _is_seconds},
-    EventKind.RESUMED: {"member": _is_count, "members": _is_count, "epoch": _is_count, "batch?": _is_count},
+    EventKind.RESUMED: {"member": _is_member, "members": _is_member, "epoch": _is_count, "batch?": _is_count},
     EventKind.BEGUN: {},
     EventKind.EPOCH: {
-        "phase": _is_text, "member": _is_count, "members": _is_count, "epoch": _is_count, "epochs": _is_count,
+        "phase": _is_text, "member": _is_member, "members": _is_member, "epoch": _is_count, "epochs": _is_count,
         "loss?": _is_number_if_any, "accuracy?": _is_share_if_any, "d1?": _is_number_if_any, "d2?": _is_number_if_any,
         "eta_seconds?": _is_seconds_if_any,
     },
     EventKind.MEMBER: {
-        "member": _is_count, "members": _is_count, "epoch": _is_count, "accuracy?": _is_share_if_any,
+        "member": _is_member, "members": _is_member, "epoch": _is_count, "accuracy?": _is_share_if_any,
         "seconds?": _is_seconds,
     },
     EventKind.SENDING: {"peer": _is_text, "bytes": _is_count, "total": _is_count, "edge?": _is_text},
