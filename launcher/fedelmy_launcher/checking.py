@@ -103,7 +103,7 @@ def estimate(plan: Plan, findings: Mapping[SiteName, Sequence[Finding]], bundle_
             unknown.append(site)
         for edge in plan.slice_for(site).edges_out:
             rate = _fact(found, f"peer {edge.receiver}", "speed", "bytes_per_second")
-            if not edge.skips and rate:
+            if not edge.skips and rate and rate >= 1:
                 transfers += bundle_bytes / rate
     return Estimate(training_seconds=training, transfer_seconds=transfers, unknown=tuple(unknown))
 

@@ -18,6 +18,9 @@ __all__ = ["Streams", "News", "Lost", "Ended", "check_source"]
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 2.0
 """Between two attempts to hear from a site that does not answer."""
+_AHEAD: Final = 10_000
+"""Events that wait to be folded: a site that tells faster than that waits, and cannot fill our memory."""
+_LOOK_SECONDS: Final = 0.5
 _LASTING: Final = ("E-PEER-PROTOCOL", "E-PEER-CONTRACT")
 _TIMES: Final = 3
 """What a site says and nobody here understands: so often without anything else, and it will not get better."""
@@ -49,7 +52,7 @@ class Streams:
     def __init__(self, sites: Sites, run: RunId) -> None:
         self._sites = sites
         self._run = run
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._news: queue.Queue[News] = queue.Queue(_AHEAD)
         self._stopped = threading.Event()
         self._open: set[SiteName] = set()
 
@@ -88,7 +91,7 @@ class Streams:
                         after, misunderstood = event.seq, 0
                         if event.kind == EventKind.RUN:
                             is_final = RunState(event.data["state"]).is_final
-                        self._news.put(event)
+                        self._tell(event)
                     if is_final:
                         return
                     raise PeerError("E-PEER-UNREACHABLE", f"the node of {site} shuts down")
@@ -99,7 +102,7 @@ class Streams:
                     if misunderstood >= _TIMES:
                         raise
                     self._sites.drop(site)
-                    self._news.put(Lost(site, error))
+                    self._tell(Lost(site, error))
                     self._stopped.wait(_RETRY_SECONDS)
         except FedelmyError as error:
             ended = Ended(site, error)
@@ -108,7 +111,16 @@ class Streams:
             ended = Ended(site, InternalError("E-INTERNAL", f"listening to {site} met a fault: {error}"))
         finally:
             self._open.discard(site)
-            self._news.put(ended)
+            self._tell(ended)
+
+    def _tell(self, news: News) -> None:
+        """Wait for whoever follows to take it; once nobody does any more, it is dropped."""
+        while not self._stopped.is_set():
+            try:
+                return self._news.put(news, timeout=_LOOK_SECONDS)
+            except queue.Full:
+                continue
+        return None
 
 
 def check_source(event: Event, site: SiteName, run: RunId, after: int) -> None:

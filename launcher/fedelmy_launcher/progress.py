@@ -14,7 +14,7 @@ from fedelmy_launcher.outcome import Outcome, Outline, OutlineStep, Result, outc
 from fedelmy_launcher.site_progress import SiteProgress
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, edge_ends, site_of
-from fedelmy_node.domain.plan import StepKind
+from fedelmy_node.domain.plan import MAX_STEPS, StepKind
 from fedelmy_node.domain.reports import RunReport
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Origin, Skip
@@ -38,6 +38,7 @@ class RunProgress:
         self._states: dict[StepId, StepState] = {}
         self._met: set[tuple[StepId, StepId]] = set()
         """Steps, and the needs of theirs that have arrived from other sites."""
+        self._unreported: set[StepId] = set()
         self._around: dict[StepId, Skip] = {}
         self._origins: dict[SiteName, Origin] = {}
         self._begun: dict[StepId, float] = {}
@@ -72,6 +73,8 @@ class RunProgress:
         """Take an event in; events of one site must come in order, those of different sites need not."""
         with self.lock:
             site = self.sites[event.site]
+            if not self.has_room(event):
+                return
             site.add(event, self._kind_of(event.step) if event.step else None)
             match event.kind:
                 case EventKind.RUN:
@@ -85,6 +88,16 @@ class RunProgress:
                 case _:
                     pass
             self._first, self._last = min(self._first, event.time), max(self._last, event.time)
+
+    def has_room(self, event: Event) -> bool:
+        """Whether the step that it is about can be kept: steps that no site reports may be made up, without end."""
+        step = event.step
+        if step is None or step in self._by_id or step in self._unreported:
+            return True
+        if len(self._unreported) < MAX_STEPS:
+            self._unreported.add(step)
+            return True
+        return False
 
     def take(self, reports: Mapping[SiteName, RunReport]) -> None:
         """What sites report of themselves: whose work they have, and what became of their steps."""
@@ -154,12 +167,16 @@ class RunProgress:
                 self._met.add((target, need))
 
     def _go_around(self, event: Event) -> None:
+        new = [StepId(step) for step in event.data["steps"] if step not in self._around]
+        code, message = clean(event.data["code"], 64), clean(event.data["message"], 400)
+        for step in new:
+            # Steps of which no site has reported may become known; a site that makes them up must come to an end.
+            if step in self._by_id or len(self._around) < MAX_STEPS:
+                self._around[step] = Skip(step=step, by=event.site, code=code, message=message)
         for step in event.data["steps"]:
-            code, message = clean(event.data["code"], 64), clean(event.data["message"], 400)
-            skip = Skip(step=step, by=event.site, code=code, message=message)
-            self._around.setdefault(StepId(step), skip)
             self.sites[event.site].handovers.pop(site_of(StepId(step)), None)
-        self._mark()
+        if any(step in self._by_id for step in new):
+            self._mark()
 
     def _mark(self) -> None:
         out = {left.step for left in self.outcome().left_out}
@@ -191,7 +208,8 @@ class RunProgress:
     def outcome(self) -> Outcome:
         """Whose work the result holds, and who was left out, as far as it is known."""
         results = {site.site: Result(site.sha256, site.size) for site in self.sites.values() if site.sha256}
-        return outcome_of(self.steps, self._states, results, self._origins, self._around.values())
+        known = [skip for step, skip in self._around.items() if step in self._by_id]
+        return outcome_of(self.steps, self._states, results, self._origins, known)
 
     def result(self) -> dict[str, Any]:
         """The last line of `run`, `simulate` and `demo`: correct over samples, not a mean of means."""

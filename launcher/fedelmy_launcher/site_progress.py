@@ -16,6 +16,8 @@ __all__ = ["SiteProgress", "Handover", "LOSSES"]
 
 LOSSES: Final = 20
 """Epochs of the current step whose losses are kept for a sparkline."""
+_MOST_PEERS: Final = 1000
+"""An end to what a site can make us keep: none has so many neighbours."""
 _SPEED_EVENTS: Final = 6
 """A hand-over's speed is that of its last seconds: they are told about once a second."""
 
@@ -157,7 +159,7 @@ class SiteProgress:
                 self.validation = data.get("accuracy")
             case EventKind.WARNING:
                 self.problem = f"{data['code']}: {data['message']}"
-            case EventKind.UNREACHABLE:
+            case EventKind.UNREACHABLE if len(self.unreachable) < _MOST_PEERS:
                 self.unreachable[data["peer"]] = narrate(event) or ""
             case EventKind.REACHABLE:
                 self.unreachable.pop(data["peer"], None)
@@ -222,6 +224,8 @@ class SiteProgress:
                 self.delivered += data["bytes"]
             else:
                 self.sent += data["bytes"]
+            return
+        if peer not in self.handovers and len(self.handovers) >= _MOST_PEERS:
             return
         handover = self.handovers.setdefault(peer, Handover(peer=peer))
         if event.kind == EventKind.SENDING:

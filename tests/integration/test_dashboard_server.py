@@ -89,7 +89,8 @@ def test_a_stream_ends_with_the_dashboard(server: DashboardServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "request_line", ["NONSENSE", "GET", "GET / HTTP/9.9", "GET http://evil/ HTTP/1.1", "POST / HTTP/1.1"]
+    "request_line",
+    ["NONSENSE", "GET", "GET / HTTP/9.9", "GET http://evil/ HTTP/1.1", "GET http://[evil HTTP/1.1", "POST / HTTP/1.1"],
 )
 def test_what_is_no_request_is_refused_in_plain_words(server: DashboardServer, request_line: str) -> None:
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as caller:
@@ -98,6 +99,22 @@ def test_what_is_no_request_is_refused_in_plain_words(server: DashboardServer, r
     head = answer.splitlines()[0]
     assert head.split()[1][:1] == b"4" or head.split()[1] == b"505", answer
     assert b"evil" not in answer and b"Traceback" not in answer
+
+
+def test_strangers_who_dawdle_do_not_keep_the_owner_out(server: DashboardServer) -> None:
+    with ExitStack() as stack:
+        watching, stream = listen(server)
+        stack.callback(watching.close)
+        assert stream.readline() == b"event: hello\n"
+        for _ in range(120):  # more than there are places; none ever ends its request
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", server.server_address[1]), 10))
+            stranger.sendall(b"GET / HT")
+        for _ in range(3):
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+            stack.callback(connection.close)
+            connection.request("GET", f"/{TOKEN}/")
+            assert connection.getresponse().status == 200
+        assert stream.readline(), "and a page that is open stays open"
 
 
 class Hostile(Board):

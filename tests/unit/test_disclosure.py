@@ -14,6 +14,7 @@ from small_recipes import job, recipe
 
 from fedelmy_node.config.consent import EVERYTHING, Consent
 from fedelmy_node.daemon.disclosure import KEYS, Disclosed
+from fedelmy_node.daemon.examination.work import Looked, examine_work
 from fedelmy_node.domain.event_data import check_event_data
 from fedelmy_node.domain.events import Event, EventKind
 from fedelmy_node.domain.names import SiteName, run_id
@@ -151,3 +152,19 @@ def test_every_key_that_a_trainer_emits_is_classified(tmp_path: Path) -> None:
     assert {EventKind.BEGUN, EventKind.EPOCH, EventKind.MEMBER, EventKind.RESUMED} <= kinds
     keys = {key for data in [*(data for _, data in said), *reports] for key in data}
     assert keys - set(KEYS) == set()
+
+
+@pytest.mark.parametrize("batch", [10, 1000])
+def test_a_warning_does_not_tell_what_its_numbers_may_not(batch: int) -> None:
+    """With one batch size after another, an operator could count the samples of a site that does not disclose them."""
+    asked = recipe(training=replace(recipe().training, batch_size=batch))
+    report = {
+        "samples": {"train": 100, "validation": 10, "test": 10}, "class_counts": {"a": 100}, "left_out": batch,
+        "missing_classes": ["b"] if batch > 10 else [], "device": "cpu", "torch": "2", "cpu_capability": "AVX2",
+    }  # fmt: skip
+    found = list(examine_work(Looked(report=report, rule="skip", recipe=asked)))
+    assert {"warning"} <= {finding.verdict for finding in found}
+    told = [NONE.finding(finding) for finding in found]
+    assert {finding.verdict for finding in told} == {"ok"}
+    assert all(not finding.code and not finding.fix for finding in told)
+    assert [ALL.finding(finding).verdict for finding in found] == [finding.verdict for finding in found]

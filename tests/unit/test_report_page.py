@@ -9,12 +9,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 from federations import make_plan
 from story import CLASSES, HOSTILE, told_history, waiting_history
 
+from fedelmy_launcher.cli.report import report
 from fedelmy_launcher.history import RunHistory
 from fedelmy_launcher.report import figures
-from fedelmy_launcher.report.page import page, read_history, write_report
+from fedelmy_launcher.report.page import page, read_history, write_page, write_report
 from fedelmy_launcher.report.sections import SECTIONS, section
 from fedelmy_node.errors import ConfigError
 
@@ -144,8 +146,34 @@ def test_the_page_can_be_drawn_again_from_its_data(tmp_path: Path, history: dict
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "run.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": "other"}', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"format": "other"}', "\xff", "[" * 200_000, '{"format": "fedelmy-report/1", "seconds": NaN}',
+     '{"format": "fedelmy-report/1", "bytes_sent": ' + "9" * 400 + "}"],
+)  # fmt: skip
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text, "latin-1")
     with pytest.raises(ConfigError):
         read_history(tmp_path / "run.json")
+
+
+def test_a_file_of_somebody_else_cannot_write_on_the_terminal(tmp_path: Path, history: dict[str, Any]) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(history | {"federation": "\x1b[2J\x1b]0;mine\x07"}))
+    assert read_history(tmp_path / "run.json")["federation"].isprintable()
+
+
+@pytest.mark.parametrize("wrong", [{"bytes_sent": 10**400}, {"sites": [{}]}, {"warnings": [{"code": []}]}])
+def test_a_history_that_was_edited_is_refused_in_plain_words(
+    tmp_path: Path, history: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="not whole"):
+        write_page(history | wrong, tmp_path / "run.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_does_not_take_the_place_of_its_data(tmp_path: Path, history: dict[str, Any]) -> None:
+    data = tmp_path / "run.json"
+    data.write_text(json.dumps(history))
+    answer = CliRunner().invoke(report, ["--from", str(data), "--out", str(data)])
+    assert isinstance(answer.exception, ConfigError)
+    assert json.loads(data.read_text()) == history

@@ -161,7 +161,8 @@ def _counts(report: dict[str, Any]) -> str:
     sizes = report.get("samples")
     text = "does not disclose how many samples it has"
     if sizes:
-        text = f"{sizes['train']} training, {sizes['validation']} validation, {sizes['test']} test samples"
+        words = {"train": "training", "validation": "validation", "test": "test"}  # of which a site may tell some
+        text = ", ".join(f"{sizes[part]} {word}" for part, word in words.items() if part in sizes) + " samples"
     missing = report.get("missing_classes")
     return text + (f"; has no {', '.join(missing)}" if missing else "")
 

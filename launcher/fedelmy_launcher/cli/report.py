@@ -66,6 +66,10 @@ def report(
             raise ConfigError("E-CONFIG-VALUE", "--from is a whole run: no federation, run or --at beside it")
         history = read_history(source)
         html, data = out or source.with_suffix(".html"), source
+        if html.exists() and html.samefile(source):
+            raise ConfigError(
+                "E-CONFIG-VALUE", f"{html} is the data; the page would take its place", hint="Name --out."
+            )
         write_page(history, html)
     else:
         target = target_of(words, run_name, at)

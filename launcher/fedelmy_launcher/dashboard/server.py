@@ -46,6 +46,7 @@ _PAGES: Final = {
 }
 _CONNECTIONS: Final = 96
 """At a time: a page has one or two, and others on this machine, who know no token, must not get threads without end."""
+_MAKE_PLACE_SECONDS: Final = 0.5
 _SILENT_SECONDS: Final = 30.0
 """A browser that neither asks nor takes for so long is gone."""
 
@@ -61,6 +62,8 @@ class DashboardServer(ThreadingHTTPServer):
         self.board = board
         self.token = token
         self._places = threading.BoundedSemaphore(_CONNECTIONS)
+        self._strangers: dict[Any, None] = {}
+        """Connections that have not shown the token yet, the oldest first."""
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
@@ -68,15 +71,30 @@ class DashboardServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self._places.acquire(blocking=False) and not self._make_place():
             self.shutdown_request(request)
             return
+        self._strangers[request] = None
         super().process_request(request, client_address)
+
+    def _make_place(self) -> bool:
+        """Whoever has said nothing of use for longest makes way: slow strangers must not keep the page's owner out."""
+        oldest = next(iter(self._strangers.copy()), None)
+        if oldest is not None:
+            self._strangers.pop(oldest, None)
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
+        return self._places.acquire(timeout=_MAKE_PLACE_SECONDS)
+
+    def welcome(self, request: Any) -> None:
+        """This connection has shown the token."""
+        self._strangers.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._strangers.pop(request, None)
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -105,12 +123,17 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or not _HOSTS.fullmatch(hosts[0].strip()):
             self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "This is a dashboard on loopback, under no other name.")
             return
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError:
+            self._refuse(HTTPStatus.BAD_REQUEST, "This is no address.")
+            return
         _, _, rest = address.path.partition("/")
         token, slash, what = rest.partition("/")
         if not slash or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._refuse(HTTPStatus.NOT_FOUND, "Open the address that `fedelmy-launch dashboard` printed.")
             return
+        self.server.welcome(self.connection)
         kind, _, which = what.partition("/")
         if what in _PAGES:
             name, form = _PAGES[what]

@@ -20,6 +20,7 @@ from fedelmy_launcher.standing import run_state
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId, site_of
 from fedelmy_node.domain.narration import narrate
+from fedelmy_node.domain.plan import MAX_STEPS
 from fedelmy_node.domain.reports import RunReport
 from fedelmy_node.domain.texts import clean_all
 from fedelmy_node.errors import FedelmyError
@@ -103,6 +104,8 @@ class RunHistory:
 
     def add(self, event: Event) -> None:
         """Take an event of a known site in."""
+        if not self.progress.has_room(event):
+            return
         self.progress.add(event)
         site = self._sites[event.site]
         site.last_at = event.time
@@ -165,7 +168,7 @@ class RunHistory:
             site.warn(event, "warning", event.step or "")
         elif event.kind == EventKind.AROUND:
             site.warn(event, "skipped", ", ".join(data["steps"]))
-            for step in data["steps"]:
+            for step in data["steps"][: max(0, MAX_STEPS - len(self._skipped_at))]:
                 self._skipped_at.setdefault(StepId(step), (event.time, event.site))
 
     @property

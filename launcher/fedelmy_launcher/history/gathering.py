@@ -21,6 +21,9 @@ __all__ = ["gather_history"]
 
 _STALL_SECONDS: Final = 30.0
 """A site that says nothing for so long, though it has more to tell, is not waited for."""
+_MOST_EVENTS: Final = 2_000_000
+_MOST_SECONDS: Final = 900.0
+"""Of one site: what it has journaled already comes much faster; an end to what a site can make us listen to."""
 
 
 def gather_history(sites: Sites, run: RunId) -> tuple[RunHistory, dict[SiteName, RunReport], list[Refusal]]:
@@ -35,31 +38,37 @@ def gather_history(sites: Sites, run: RunId) -> tuple[RunHistory, dict[SiteName,
     before = time.time()
     reports, lost = sites.reports(run, list(found))
     asked_at = (before + time.time()) / 2
-    told: dict[SiteName, list[Event]] = {site: [] for site in reports}
-    _, broken = sites.ask(lambda site, client: _read(sites, client, reports[site], told[site]), list(reports))
-    for events in told.values():
-        for event in events:
+    lock = threading.Lock()
+
+    def fold(event: Event) -> None:
+        with lock:
             history.add(event)
+
+    _, broken = sites.ask(lambda site, client: _read(sites, client, reports[site], fold), list(reports))
     missing = [*refusals, *lost, *broken]
     history.extend(reported_run(run, reports, history.progress.steps))
     history.take(reports, {refusal.site: refusal.error for refusal in missing}, asked_at=asked_at)
     return history, reports, missing
 
 
-def _read(sites: Sites, client: OperatorClient, report: RunReport, told: list[Event]) -> None:
-    """A site's events up to its report: a run that goes on has no last one."""
+def _read(sites: Sites, client: OperatorClient, report: RunReport, fold: Callable[[Event], None]) -> None:
+    """A site's events up to its report: a run that goes on has no last one, nor has a site that makes them up."""
     if not report.last_event:
         return
     watchdog = _Watchdog(lambda: sites.drop(report.site))
-    after = 0
+    after, many, until = 0, 0, time.monotonic() + _MOST_SECONDS
     try:
         for event in client.watch(report.run, 0):
             watchdog.pat()
             check_source(event, report.site, report.run, after)
             after = event.seq
-            told.append(event)
+            fold(event)
             if after >= report.last_event:
                 return
+            many += 1
+            if many >= _MOST_EVENTS or time.monotonic() > until:
+                message = f"{report.site} does not come to an end; what it told after {many} events is missing"
+                raise PeerError("E-PEER-PROTOCOL", message)
     except FedelmyError as error:
         if watchdog.bit:
             message = f"{report.site} told nothing for {_STALL_SECONDS:g} s; its later events are missing"

@@ -132,10 +132,9 @@ class StepHistory:
                 del self.members[number_]
                 self._epochs -= len(known.epochs)
             elif number_ == member:
-                stale = [done for done in known.epochs if done >= epoch]
-                self._epochs -= len(stale)
-                for done in stale:
-                    del known.epochs[done]
+                while known.epochs and next(reversed(known.epochs)) >= epoch:  # they are in order
+                    known.epochs.popitem()
+                    self._epochs -= 1
                 known.kept_epoch = known.accuracy = known.seconds = None
 
     def encoded(self, shift: float) -> dict[str, Any]:

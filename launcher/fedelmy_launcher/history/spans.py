@@ -15,6 +15,8 @@ __all__ = ["SiteSpans", "Doing"]
 Doing = Literal["waiting", "queued", "loading", "training", "evaluating", "sending", "unreachable", "skipped"]
 _MOST_SPANS: Final = 2000
 """Of one site; the oldest go first."""
+_MOST_LINKS: Final = 2000
+"""Open at once: a site has fewer neighbours."""
 
 
 @dataclass(slots=True)
@@ -117,7 +119,8 @@ class SiteSpans:
             self._work = None
 
     def _open(self, what: Doing, name: str, time: float, detail: str) -> None:
-        self._links.setdefault((what, name), _Span(what, time, None, text(detail)))
+        if len(self._links) < _MOST_LINKS:
+            self._links.setdefault((what, name), _Span(what, time, None, text(detail)))
 
     def _close(self, what: Doing, name: str, time: float) -> None:
         span = self._links.pop((what, name), None)

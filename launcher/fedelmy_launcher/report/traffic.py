@@ -48,15 +48,14 @@ def bytes_against_paper(history: Mapping[str, Any], *, name: str = "bytes") -> s
     with drawing(name, "Bytes sent, against the formulas of the paper", height=0.3 * len(ways) + 0.7) as canvas:
         axes = canvas.axes()
         for row, way in enumerate(ways):
+            long = float(way.size)  # sums of what sites say may not fit into the integers that are drawn
             fill, rim, hatch = (BLUE, BLUE, "") if way.measured else ("#e4e7eb", GREY, "///")
-            axes.barh(row, way.size, color=fill, edgecolor=rim, hatch=hatch, height=0.62, linewidth=0.8)
+            axes.barh(row, long, color=fill, edgecolor=rim, hatch=hatch, height=0.62, linewidth=0.8)
             text = bytes_text(way.size) if way.measured else f"{way.formula} = {bytes_text(way.size)}"
-            axes.annotate(
-                text, (way.size, row), (5, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK
-            )
+            axes.annotate(text, (long, row), (5, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
         axes.set_yticks(range(len(ways)), [way.name for way in ways])
         axes.set_ylim(len(ways) - 0.4, -0.6)
-        axes.set_xlim(0, 1.28 * max(way.size for way in ways))
+        axes.set_xlim(0, 1.28 * max(1.0, *(float(way.size) for way in ways)))
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         axes.tick_params(axis="y", length=0)

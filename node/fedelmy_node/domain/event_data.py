@@ -35,6 +35,10 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
+def _is_member(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_MEMBERS
+
+
 def is_number(value: Any) -> bool:
     """Finite, and no truth value."""
     return type(value) in (int, float) and math.isfinite(value)
@@ -130,15 +134,15 @@ _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
         "result?": _shaped(_RESULT), "sha256?": _is_text, "bytes?": is_count,
     },
     EventKind.READY: {**_SIZES, "seconds?": _is_seconds},
-    EventKind.RESUMED: {"member": is_count, "members": is_count, "epoch": is_count, "batch?": is_count},
+    EventKind.RESUMED: {"member": _is_member, "members": _is_member, "epoch": is_count, "batch?": is_count},
     EventKind.BEGUN: {},
     EventKind.EPOCH: {
-        "phase": _is_text, "member": is_count, "members": is_count, "epoch": is_count, "epochs": is_count,
+        "phase": _is_text, "member": _is_member, "members": _is_member, "epoch": is_count, "epochs": is_count,
         "loss?": _is_number_if_any, "accuracy?": _is_share_if_any, "d1?": _is_number_if_any, "d2?": _is_number_if_any,
         "eta_seconds?": _is_seconds_if_any,
     },
     EventKind.MEMBER: {
-        "member": is_count, "members": is_count, "epoch": is_count, "accuracy?": _is_share_if_any,
+        "member": _is_member, "members": _is_member, "epoch": is_count, "accuracy?": _is_share_if_any,
         "seconds?": _is_seconds,
     },
     EventKind.SENDING: {"peer": _is_text, "bytes": is_count, "total": is_count, "edge?": _is_text},
