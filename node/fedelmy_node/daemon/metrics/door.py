@@ -1,7 +1,7 @@
 """The HTTP door: `GET /metrics`, and nothing else.
 
 Written for whoever connects, not only for Prometheus: a request has so many bytes and so much time in all, so many are
-answered at once and the others are turned away, and however often somebody asks, metrics are collected once a second.
+answered at once (whoever dawdles makes way), and however often somebody asks, metrics are collected once a second.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 _SECONDS: Final = 5.0
 """For one request, from the connection to the end of the answer."""
 _AT_ONCE: Final = 8
+_MAKE_PLACE_SECONDS: Final = 0.5
 _BACKLOG: Final = 16
 _REQUEST_BYTES: Final = 8192
 _FRESH_SECONDS: Final = 1.0
@@ -38,6 +39,8 @@ class Door:
         self._render = render
         self._socket, self.address = _bind(listen)
         self._places = threading.BoundedSemaphore(_AT_ONCE)
+        self._asking: dict[socket.socket, None] = {}
+        """Whose request has not ended, the oldest first."""
         self._lock = threading.Lock()
         self._rendered: tuple[float, bytes] | None = None
         self._closed = False
@@ -63,16 +66,28 @@ class Door:
                 if not self._closed:
                     time.sleep(0.1)  # no descriptors left: somebody has to close one first
                 continue
-            if not self._places.acquire(blocking=False):
+            if not self._places.acquire(blocking=False) and not self._make_place():
                 connection.close()
                 continue
+            self._asking[connection] = None
             threading.Thread(target=self._serve, args=(connection,), name="metrics-call", daemon=True).start()
+
+    def _make_place(self) -> bool:
+        """Whoever has not ended its request for longest makes way: those who dawdle must not keep Prometheus out."""
+        oldest = next(iter(self._asking.copy()), None)
+        if oldest is not None:
+            self._asking.pop(oldest, None)
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
+        return self._places.acquire(timeout=_MAKE_PLACE_SECONDS)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection, contextlib.suppress(OSError):  # whoever asked went away, or was too slow
                 deadline = time.monotonic() + _SECONDS
-                status, body = self._answer(_read_head(connection, deadline))
+                asked = _read_head(connection, deadline)
+                self._asking.pop(connection, None)
+                status, body = self._answer(asked)
                 head = (
                     f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE_PLAIN_0_0_4}\r\n"
                     f"Content-Length: {len(body)}\r\nConnection: close\r\nX-Content-Type-Options: nosniff\r\n\r\n"
@@ -82,6 +97,7 @@ class Door:
         except Exception:
             logger.exception("fault while metrics were collected")
         finally:
+            self._asking.pop(connection, None)
             self._places.release()
 
     def _answer(self, head: bytes | None) -> tuple[str, bytes]:
