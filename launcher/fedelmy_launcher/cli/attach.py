@@ -68,7 +68,7 @@ def follow(
 
 def _find(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], set[SiteName], set[SiteName]]:
     """Who reports the run, who does not answer, and who does not know it; somebody must know it."""
-    from fedelmy_launcher.control import ASK_AGAIN, refused
+    from fedelmy_launcher.control import ASK_AGAIN, OTHER_RUNS, refused
     from fedelmy_launcher.discovery import discover
 
     reports, refusals = discover(sites, run)
@@ -78,6 +78,5 @@ def _find(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], set[Site
         if not unknown:
             raise refused(refusals, ASK_AGAIN)
         unheard = f"; no answer from {', '.join(refusal.site for refusal in others)}" if others else ""
-        hint = "`fedelmy-launch status` shows the newest run; `fedelmy-node runs list` at a site shows all."
-        raise RunError("E-RUN-UNKNOWN", f"{', '.join(sorted(unknown))} know no run {run!r}{unheard}", hint=hint)
+        raise RunError("E-RUN-UNKNOWN", f"{', '.join(sorted(unknown))} know no run {run!r}{unheard}", hint=OTHER_RUNS)
     return reports, {refusal.site for refusal in others}, unknown
