@@ -61,7 +61,9 @@ def follow(
             follow_run(sites, progress, screen, unmet)
     except KeyboardInterrupt:
         news = "Detached: the run goes on. Follow" if started else "Interrupted before the run was started. Start"
-        click.echo(f"\n{news} it with\n  fedelmy-launch {shlex.join(again)}", err=True)
+        # Sites that have agreed already keep it, and `status` shows it, until it is started, cancelled or expires.
+        rest = "" if started else "\nor, if it is not wanted any more, `fedelmy-launch cancel`."
+        click.echo(f"\n{news} it with\n  fedelmy-launch {shlex.join(again)}{rest}", err=True)
         return EXIT_DETACHED
     return show_result(progress, as_json=as_json)
 
