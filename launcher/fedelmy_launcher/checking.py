@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from fedelmy_launcher.control import Refusal, Sites
 from fedelmy_node.daemon.examination.peers import Caller, examine_peer
@@ -15,6 +17,8 @@ from fedelmy_node.domain.reports import NodeDescription, PrepareAnswer
 from fedelmy_node.errors import error_from_code
 
 __all__ = ["Checked", "Estimate", "check_sites", "estimate"]
+
+_CLOCK_SECONDS: Final = 30.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,6 +31,8 @@ class Checked:
     refusals: list[Refusal] = field(default_factory=list)
     findings: dict[SiteName, tuple[Finding, ...]] = field(default_factory=dict)
     """First those from here to the site, then the site's own."""
+    skewed: list[SiteName] = field(default_factory=list)
+    """Whose clocks differ from ours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +55,11 @@ def check_sites(sites: Sites, plan: Plan, *, quick: bool, doing: Callable[[str],
     if not quick:
         doing("looking at the way to every site")
         checked.findings = _ways(sites)
+    asked = time.time()
     checked.nodes, checked.refusals = sites.describe()
+    # Compared now: what follows takes longer than clocks may differ.
+    earliest, latest = asked - _CLOCK_SECONDS, time.time() + _CLOCK_SECONDS
+    checked.skewed = [site for site, node in checked.nodes.items() if not earliest <= node.clock <= latest]
     if checked.refusals and quick:
         return checked
     doing("asking every site" + ("" if quick else " to examine itself, its data and its neighbours"))

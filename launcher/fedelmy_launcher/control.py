@@ -26,9 +26,20 @@ from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel
 
-__all__ = ["Sites", "Refusal", "refused", "withdraw", "prepare_run", "start_run", "expiry_warnings", "ASK_AGAIN"]
+__all__ = [
+    "Sites",
+    "Refusal",
+    "refused",
+    "withdraw",
+    "prepare_run",
+    "start_run",
+    "expiry_warnings",
+    "ASK_AGAIN",
+    "OTHER_RUNS",
+]
 
 ASK_AGAIN: Final = "Correct what the sites named, then ask again."
+OTHER_RUNS: Final = "`fedelmy-launch status` shows the newest run; `fedelmy-node runs list` at a site shows all."
 """What to do if nobody tells how a run is doing."""
 T = TypeVar("T")
 _FAR_SECONDS: Final = 2.5e11

@@ -123,7 +123,7 @@ class Entry:
 CATALOGUE: Final[Mapping[str, Entry]] = {
     # configuration
     "E-CONFIG-SYNTAX": Entry(ConfigError, "INVALID_ARGUMENT", "Correct the file at the place named."),
-    "E-CONFIG-MISSING": Entry(ConfigError, "INVALID_ARGUMENT", "Create the file, or name another one."),
+    "E-CONFIG-MISSING": Entry(ConfigError, "INVALID_ARGUMENT", "Create the file (docs/federation.md, docs/site.md), or name another one."),
     "E-CONFIG-KEY": Entry(ConfigError, "INVALID_ARGUMENT", "Remove the key, or correct its spelling."),
     "E-CONFIG-VALUE": Entry(ConfigError, "INVALID_ARGUMENT", "Correct the value; docs/federation.md and docs/site.md list what is allowed."),
     "E-CONFIG-MODEL": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the models listed in docs/federation.md."),
@@ -141,7 +141,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-DATA-FORMAT": Entry(DataError, "FAILED_PRECONDITION", "Compare the file (details.log at the site names it) with its description in docs/data.md."),
     "E-DATA-INDICES": Entry(DataError, "FAILED_PRECONDITION", "Write the indices file anew with `fedelmy-launch partition` for this very data."),
     # identity
-    "E-IDENTITY-MISSING": Entry(IdentityError, "FAILED_PRECONDITION", "Run `fedelmy-node identity init`, have the request signed, then `fedelmy-node identity install`."),
+    "E-IDENTITY-MISSING": Entry(IdentityError, "FAILED_PRECONDITION", "Run `fedelmy-node identity init --site NAME`, have the request signed, then `fedelmy-node identity install`."),
     "E-IDENTITY-EXISTS": Entry(IdentityError, "ALREADY_EXISTS", "Keep the key that is there, or move it away first."),
     "E-IDENTITY-FILE": Entry(IdentityError, "FAILED_PRECONDITION", "Use the file as it was made; do not edit or convert it."),
     "E-IDENTITY-MISMATCH": Entry(IdentityError, "FAILED_PRECONDITION", "Install the certificate that was signed for this very key and site."),

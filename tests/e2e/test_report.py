@@ -92,6 +92,9 @@ def test_a_run_that_nobody_knows_has_no_report(bed: Bed, reported: Done) -> None
     done = bed.launch("report", "--run", "never-was")
     done.failed("E-RUN-UNKNOWN", done.code)
     assert not (bed.root / "never-was.html").exists()
+    done = bed.launch("report", "--out", "nowhere/run.html")
+    done.failed("E-CONFIG-VALUE", done.code)
+    assert "--state" not in done.err and "nowhere is not a directory" in done.err
 
 
 @pytest.fixture(scope="module")

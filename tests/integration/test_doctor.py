@@ -176,7 +176,9 @@ def test_wrong_ca(north: Path, tmp_path: Path, serve: Serve) -> None:
     keystore.init(tmp_path / "stranger", "south", "site")
     signed = authority.sign(tmp_path / "other-ca", tmp_path / "stranger" / "request.csr", tmp_path / "s.pem")
     stranger = keystore.install(tmp_path / "stranger", signed.path)
-    found = wrong(peer(north, serve(stranger)), "peer")
+    findings = peer(north, serve(stranger))
+    assert about(findings, "peer")["tls"]["message"] == "TLSv1.3 is spoken there"
+    found = wrong(findings, "peer")
     assert (found["check"], found["code"]) == ("certificate", "E-IDENTITY-UNTRUSTED")
     other = x509.load_pem_x509_certificate(stranger.ca_pem).subject.rfc4514_string()
     assert other in found["message"] and "compare their ca.pem" in found["fix"]

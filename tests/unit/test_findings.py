@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from federations import make_plan
 
-from fedelmy_launcher.checking import estimate
+from fedelmy_launcher.checking import check_sites, estimate
+from fedelmy_launcher.control import Sites
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.config.site import Given, load_site_config
@@ -101,6 +103,24 @@ def test_the_estimate_of_a_chain_adds_the_sites_and_their_hand_overs() -> None:
 def test_fewer_samples_than_a_batch_are_a_warning() -> None:
     found = {each.check: each for each in examine_work(looked(samples={"train": 5, "validation": 1, "test": 1}))}
     assert (found["samples"].verdict, found["samples"].code) == ("warning", "E-TRAINING-SAMPLES")
+    assert "smaller batch_size" in found["samples"].fix
+
+
+def test_clocks_are_compared_when_they_are_told_not_after_the_examinations(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("fedelmy_launcher.checking.time.time", lambda: now[0])
+
+    class SlowSites:
+        def describe(self) -> tuple[dict[SiteName, Any], list[Any]]:
+            right, wrong = SimpleNamespace(clock=now[0]), SimpleNamespace(clock=now[0] - 40)
+            return {SiteName("north"): right, SiteName("south"): wrong}, []
+
+        def prepare(self, *_: Any, **__: Any) -> tuple[dict[SiteName, Any], list[Any]]:
+            now[0] += 100.0
+            return {}, []
+
+    checked = check_sites(cast("Sites", SlowSites()), make_plan(), quick=True, doing=lambda _: None)
+    assert checked.skewed == ["south"]
 
 
 def test_room_is_counted_by_bundles_pool_and_checkpoints() -> None:

@@ -139,6 +139,11 @@ def test_a_wrong_clock_is_said() -> None:
     assert "The clock of west is 90.0 s behind; its times are corrected here." in text
 
 
+def test_a_clock_that_is_right_has_no_sign_of_being_behind() -> None:
+    text = read(section(told_history(ahead=-0.01).encoded(), "settings").html).text
+    assert "+0.0 s" in text and "-0.0 s" not in text
+
+
 def test_the_page_can_be_drawn_again_from_its_data(tmp_path: Path, history: dict[str, Any], html: str) -> None:
     write_report(history, tmp_path / "run.html", tmp_path / "run.json")
     assert (tmp_path / "run.html").read_text() == html

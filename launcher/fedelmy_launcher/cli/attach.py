@@ -61,14 +61,16 @@ def follow(
             follow_run(sites, progress, screen, unmet)
     except KeyboardInterrupt:
         news = "Detached: the run goes on. Follow" if started else "Interrupted before the run was started. Start"
-        click.echo(f"\n{news} it with\n  fedelmy-launch {shlex.join(again)}", err=True)
+        # Sites that have agreed already keep it, and `status` shows it, until it is started, cancelled or expires.
+        rest = "" if started else "\nor, if it is not wanted any more, `fedelmy-launch cancel`."
+        click.echo(f"\n{news} it with\n  fedelmy-launch {shlex.join(again)}{rest}", err=True)
         return EXIT_DETACHED
     return show_result(progress, as_json=as_json)
 
 
 def _find(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], set[SiteName], set[SiteName]]:
     """Who reports the run, who does not answer, and who does not know it; somebody must know it."""
-    from fedelmy_launcher.control import ASK_AGAIN, refused
+    from fedelmy_launcher.control import ASK_AGAIN, OTHER_RUNS, refused
     from fedelmy_launcher.discovery import discover
 
     reports, refusals = discover(sites, run)
@@ -78,6 +80,5 @@ def _find(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], set[Site
         if not unknown:
             raise refused(refusals, ASK_AGAIN)
         unheard = f"; no answer from {', '.join(refusal.site for refusal in others)}" if others else ""
-        hint = "`fedelmy-launch status` shows the newest run; `fedelmy-node runs list` at a site shows all."
-        raise RunError("E-RUN-UNKNOWN", f"{', '.join(sorted(unknown))} know no run {run!r}{unheard}", hint=hint)
+        raise RunError("E-RUN-UNKNOWN", f"{', '.join(sorted(unknown))} know no run {run!r}{unheard}", hint=OTHER_RUNS)
     return reports, {refusal.site for refusal in others}, unknown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +20,16 @@ from fedelmy_node.cli.frame import emit_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fedelmy_launcher.checking import Estimate
+    from fedelmy_launcher.checking import Checked, Estimate
     from fedelmy_node.domain.findings import Finding
     from fedelmy_node.domain.names import SiteName
-    from fedelmy_node.domain.reports import NodeDescription
     from fedelmy_node.errors import FedelmyError
     from fedelmy_node.identity.keystore import Identity
 
 __all__ = ["check"]
 
-_CLOCK_SECONDS = 30.0
+_HANG = 19
+"""Where what is said of a site begins."""
 
 
 @click.command()
@@ -60,7 +59,7 @@ def check(
     from fedelmy_launcher.checking import check_sites, estimate
     from fedelmy_launcher.control import Sites, expiry_warnings
     from fedelmy_launcher.plans import compile_plan, new_run_id
-    from fedelmy_node.cli.findings import finding_json
+    from fedelmy_node.cli.findings import finding_json, wrapped
     from fedelmy_node.cli.patience import Patience
     from fedelmy_node.domain.events import RunState
 
@@ -72,7 +71,7 @@ def check(
     nodes, answers, refusals = checked.nodes, checked.answers, checked.refusals
     reports = {site: dict(answer.report) for site, answer in answers.items()}
     approving = [site for site, answer in answers.items() if answer.state == RunState.PENDING]
-    warnings = _warnings(list(nodes.values()), list(reports.values()))
+    warnings = _warnings(checked)
     warnings += expiry_warnings(sites.identity, nodes.values()) + _newer_lists(sites.identity, numbers)
     problems = {refusal.site: refusal.error for refusal in refusals}
     size = max((int(report.get("bundle_bytes", 0)) for report in reports.values()), default=0)
@@ -102,22 +101,32 @@ def check(
                 _show_ready(member.name, reports.get(member.name), member.name in approving)
             _show_findings(found, error, show_all)
         for warning in warnings:
-            click.echo(f"  warning: {warning}")
+            click.echo("\n           ".join(wrapped(f"  warning: {warning}", 11)))
         if expected is not None:
             _show_estimate(expected)
     return refusals[0].error.exit_code if refusals else 0
 
 
 def _show_problem(site: SiteName, error: FedelmyError, *, answered: bool) -> None:
+    from fedelmy_node.cli.findings import wrapped
+
     verdict = "refused" if answered else "no answer"
-    click.echo(f"  {site:<16} {click.style(verdict, fg='red')}  {error}\n{'':19}{error.hint}")
+    first, *others = wrapped(f"{verdict}  {error}", _HANG)
+    click.echo(f"  {site:<16} {click.style(verdict, fg='red')}{first.removeprefix(verdict)}")
+    for line in (*others, *wrapped(error.hint, _HANG)):
+        click.echo(f"{'':{_HANG}}{line}")
 
 
 def _show_ready(site: SiteName, report: dict[str, Any] | None, approving: bool) -> None:
+    from fedelmy_node.cli.findings import wrapped
+
     if report is None:
         click.echo(f"  {site:<16} reached, but not asked further")
         return
-    click.echo(f"  {site:<16} {click.style('ready', fg='green')}    {_counts(report)}")
+    first, *others = wrapped(_counts(report), _HANG + 9)
+    click.echo(f"  {site:<16} {click.style('ready', fg='green')}    {first}")
+    for line in others:
+        click.echo(f"{'':{_HANG + 9}}{line}")
     if approving:
         click.echo(f"{'':19}its administrator has to approve every run (fedelmy-node runs approve RUN)")
 
@@ -167,8 +176,9 @@ def _counts(report: dict[str, Any]) -> str:
     return text + (f"; has no {', '.join(missing)}" if missing else "")
 
 
-def _warnings(nodes: list[NodeDescription], reports: list[dict[str, Any]]) -> list[str]:
+def _warnings(checked: Checked) -> list[str]:
     """What would not stop a run but should be known: equal bytes need equal torch and CPU capability."""
+    nodes, reports = checked.nodes.values(), [answer.report for answer in checked.answers.values()]
     warnings = []
     for name, values in (
         ("versions of fedelmy", {node.version for node in nodes}),
@@ -177,7 +187,6 @@ def _warnings(nodes: list[NodeDescription], reports: list[dict[str, Any]]) -> li
     ):
         if len(values) > 1:
             warnings.append(f"the sites have different {name}: {', '.join(sorted(values))}")
-    skewed = [node.site for node in nodes if abs(node.clock - time.time()) > _CLOCK_SECONDS]
-    if skewed:
-        warnings.append(f"the clocks of {', '.join(skewed)} differ from this machine's by more than 30 s")
+    if checked.skewed:
+        warnings.append(f"the clocks of {', '.join(checked.skewed)} differ from this machine's by more than 30 s")
     return warnings

@@ -68,7 +68,7 @@ def dashboard(
         sites.close()
         hint = "Choose another --port, or none: then one that is free is taken."
         problem = f"cannot listen on 127.0.0.1:{port}: {error.strerror}"
-        raise ConfigError("E-CONFIG-ADDRESS", problem, hint=hint) from error
+        raise ConfigError("E-CONFIG-PORT", problem, hint=hint) from error
     ended = threading.Event()
     _end_with(ended)
     board.start()

@@ -61,6 +61,10 @@ def report(
     from fedelmy_launcher.report.outcome_text import headline
     from fedelmy_launcher.report.page import read_history, write_page, write_report
 
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(
+            "E-CONFIG-VALUE", f"--out: {out.parent} is not a directory", hint="Make it, or write elsewhere."
+        )
     if source is not None:
         if words or run_name or at:
             raise ConfigError("E-CONFIG-VALUE", "--from is a whole run: no federation, run or --at beside it")

@@ -121,8 +121,8 @@ def _show(
             click.echo(f"  {site:<16} {error}\n{'':19}{error.hint}")
     outcome = standing.outcome
     if outcome.contributors:
-        verb = "holds" if outcome.result else "will hold"
-        click.echo(f"  the result {verb} the work of {', '.join(outcome.contributors)}")
+        holder = "the result" if outcome.result else "so far the model"
+        click.echo(f"  {holder} holds the work of {', '.join(outcome.contributors)}")
     for line in outcome.sentences():
         click.echo(f"  {line}")
 

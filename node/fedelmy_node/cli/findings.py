@@ -13,7 +13,7 @@ import click
 
 from fedelmy_node.domain.findings import Finding
 
-__all__ = ["finding_lines", "summary_line", "finding_json"]
+__all__ = ["finding_lines", "summary_line", "finding_json", "wrapped"]
 
 _COLOURS: Final = {"ok": "green", "warning": "yellow", "failure": "red"}
 _MARK: Final = 9
@@ -26,12 +26,12 @@ def finding_lines(finding: Finding, indent: int = 2, label: str = "") -> Iterato
     mark = click.style(f"{finding.verdict:<{_MARK}}", fg=_COLOURS[finding.verdict], bold=finding.verdict != "ok")
     aside = 0 if label else _CHECK
     begin, hang = " " * indent, " " * (indent + _MARK + aside)
-    first, *others = _wrapped(f"{label} {finding.whole}" if label else finding.whole, len(hang))
+    first, *others = wrapped(f"{label} {finding.whole}" if label else finding.whole, len(hang))
     yield f"{begin}{mark}{'' if label else f'{finding.check:<{_CHECK - 1}} '}{first}"
     yield from (f"{hang}{line}" for line in others)
     if finding.verdict != "ok":
         fix = f"{finding.code}: {finding.fix}" if finding.code else finding.fix
-        yield from (f"{hang}{line}" for line in _wrapped(fix, len(hang)))
+        yield from (f"{hang}{line}" for line in wrapped(fix, len(hang)))
 
 
 def summary_line(findings: Iterable[Finding]) -> str:
@@ -53,7 +53,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
+def wrapped(text: str, indent: int) -> list[str]:
     """To the terminal's width; in a pipe, where people search for words, a line stays a line."""
     if not sys.stdout.isatty():
         return [text]

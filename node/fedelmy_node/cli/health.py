@@ -24,7 +24,7 @@ _SERVICES = ("control", "peer", "transfer")
 @click.option(
     "--service",
     type=click.Choice(_SERVICES),
-    help="Only this service decides the exit code: control for a liveness probe, transfer for a readiness probe.",
+    help="Only this service decides the exit code: control for a liveness probe. A readiness probe needs all of them.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing; only the exit code speaks.")
 @state_option

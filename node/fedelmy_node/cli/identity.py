@@ -181,7 +181,11 @@ def install(file: Path, ca_file: Path | None, state: Path, home: Path | None, as
     renewed = keystore.is_installed(directory)
     installed = keystore.install(directory, file, ca_file)
     _record(state, home, "identity-installed", subject=str(installed.subject), fingerprint=installed.fingerprint)
-    following = f"Next: start `fedelmy-node serve --peer HOST:PORT --data KIND:PATH{_named(state)}`."
+    options = f"--peer HOST:PORT --data KIND:PATH{_named(state)}"
+    following = (
+        f"Next: start `fedelmy-node serve {options}`;\n"
+        "      `fedelmy-node doctor`, with the same options, tells before whether it would work."
+    )
     if renewed:
         following = "A node that runs uses it from now on."
     if installed.subject.role == "operator":

@@ -70,9 +70,12 @@ def examine_peer(peer: PeerAddress, me: Caller, tell: Tell = lambda _: None) -> 
 
 def _passed(subject: str, peer: PeerAddress, seen: Seen, until: Stage | None) -> Iterator[Finding]:
     """The stages before the one that failed, or all."""
+    # A handshake that ended at a foreign certificate tells neither its version (below 1.3 none gets so far) nor whose
+    # end it was.
+    secure = f"{seen.tls_version}, from end to end" if seen.tls_version else "TLSv1.3 is spoken there"
     texts = {
         "dns": "the name is known", "tcp": f"connected in {_ms(seen.tcp_seconds)}",
-        "tls": f"{seen.tls_version}, from end to end", "alpn": "h2: gRPC is spoken, no proxy answers",
+        "tls": secure, "alpn": "h2: gRPC is spoken, no proxy answers",
     }  # fmt: skip
     for stage in get_args(Stage):
         if stage == until:

@@ -18,6 +18,7 @@ __all__ = ["Looked", "examine_disk", "examine_work", "of_work", "training_second
 
 _SHOWN_CLASSES: Final = 12
 _SHOWN_FILES: Final = 5
+_FEW: Final = "Give the site more samples, or have the operator choose a smaller batch_size."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,7 @@ def examine_disk(layout: Layout, need: int | None) -> Iterator[Finding]:
         return
     free = layout.free_bytes()
     facts = {"free_bytes": free} | ({} if need is None else {"needed_bytes": need})
-    where = "" if layout.root.exists() else "; it will be made by `serve`"
+    where = "" if layout.root.exists() else "; `serve` will make the state directory"
     try:
         check_room(need or 1, free)
     except StoreError as error:
@@ -78,7 +79,7 @@ def _samples(looked: Looked) -> Iterator[Finding]:
     found = Finding(subject="data", check="samples", verdict="ok", message=message, facts={"samples": dict(sizes)})
     batch = looked.recipe.training.batch_size if looked.recipe else 0
     if sizes["train"] < batch:
-        error = TrainingError("E-TRAINING-SAMPLES", f"{message}: fewer than one batch of {batch}")
+        error = TrainingError("E-TRAINING-SAMPLES", f"{message}: fewer than one batch of {batch}", hint=_FEW)
         found = replace(Finding.of(error, "data", "samples", "warning"), facts=found.facts)
     yield found
 
