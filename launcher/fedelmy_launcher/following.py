@@ -190,7 +190,7 @@ def _accuracy(progress: RunProgress, result: Mapping[str, Any]) -> str:
     return f"{text}; {kept}" if kept else text
 
 
-def show_result(progress: RunProgress, *, as_json: bool) -> int:
+def show_result(progress: RunProgress, *, asked: bool = False, as_json: bool) -> int:
     """The result, for people or as the last line of JSON; the exit code says whether all sites are in it."""
     result = progress.result()
     code = EXIT_SUBSET if result["subset"] else 0
@@ -211,5 +211,6 @@ def show_result(progress: RunProgress, *, as_json: bool) -> int:
         click.echo(f"unheard       {site}: whether it evaluated the result is not known")
     sent, delivered = bytes_text(result["bytes_sent"]), bytes_text(result["bytes_delivered"])
     click.echo(f"bytes sent    {sent} between sites, {delivered} to deliver the result")
-    click.echo(f"time          {result['seconds']:.1f} s")
+    asking = ", asking the sites included" if asked else ""
+    click.echo(f"time          {result['seconds']:.1f} s{asking}")
     return code

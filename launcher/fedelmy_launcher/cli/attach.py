@@ -65,7 +65,7 @@ def follow(
         rest = "" if started else "\nor, if it is not wanted any more, `fedelmy-launch cancel`."
         click.echo(f"\n{news} it with\n  fedelmy-launch {shlex.join(again)}{rest}", err=True)
         return EXIT_DETACHED
-    return show_result(progress, as_json=as_json)
+    return show_result(progress, asked=begin is not None, as_json=as_json)
 
 
 def _find(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], set[SiteName], set[SiteName]]:

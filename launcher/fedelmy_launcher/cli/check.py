@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,7 @@ def check(
             }
         )  # fmt: skip
     else:
+        told: set[str] = set()
         for member in described.members:
             found = checked.findings.get(member.name, ())
             error = problems.get(member.name)
@@ -99,7 +101,7 @@ def check(
                 _show_problem(member.name, error, answered=member.name in nodes)
             else:
                 _show_ready(member.name, reports.get(member.name), member.name in approving)
-            _show_findings(found, error, show_all)
+            _show_findings(found, error, show_all, told)
         for warning in warnings:
             click.echo("\n           ".join(wrapped(f"  warning: {warning}", 11)))
         if expected is not None:
@@ -131,14 +133,16 @@ def _show_ready(site: SiteName, report: dict[str, Any] | None, approving: bool) 
         click.echo(f"{'':19}its administrator has to approve every run (fedelmy-node runs approve RUN)")
 
 
-def _show_findings(findings: Sequence[Finding], error: FedelmyError | None, show_all: bool) -> None:
-    """What is wrong, or everything; the reason of a refusal was told already."""
+def _show_findings(findings: Sequence[Finding], error: FedelmyError | None, show_all: bool, told: set[str]) -> None:
+    """What is wrong, or everything; the reason of a refusal was told already, and advice is told once."""
     from fedelmy_node.cli.findings import finding_lines, summary_line
 
     new = [f for f in findings if error is None or f.verdict != "failure" or f.message not in error.message]
     for finding in findings if show_all else (finding for finding in new if finding.verdict != "ok"):
         label = f"{finding.subject}:" if finding.check in finding.subject else f"{finding.subject}, {finding.check}:"
-        for line in finding_lines(finding, indent=4, label=label):
+        shown = replace(finding, fix="as above") if finding.fix in told else finding
+        told |= {finding.fix} - {""}
+        for line in finding_lines(shown, indent=4, label=label):
             click.echo(line)
     if new and not show_all:
         click.echo(f"    {summary_line(findings)}")

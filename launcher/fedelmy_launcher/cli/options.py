@@ -28,6 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
+_NO_RUN = "Start one with `fedelmy-launch run`. One that was asked for just now is known as soon as a site has agreed."
 _TARGET = "Give [FEDERATION] [RUN], in any order: what ends with .toml, has a slash or is a file is the federation."
 
 
@@ -191,7 +192,7 @@ def newest_run(sites: Sites, federation: str | None) -> tuple[RunSummary, RunSum
         if unreachable:
             raise refused(unreachable, ASK_AGAIN)
         of = f" of {federation}" if federation else ""
-        raise RunError("E-RUN-UNKNOWN", f"no site knows a run{of}", hint="Start one with `fedelmy-launch run`.")
+        raise RunError("E-RUN-UNKNOWN", f"no site knows a run{of}", hint=_NO_RUN)
     newest = max(known, key=lambda run: run.changed_at)
     if newest.state != RunState.CANCELLED:
         return newest, None
