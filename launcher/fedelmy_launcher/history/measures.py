@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,11 +13,13 @@ _MOST_NAMES: Final = 1000
 _MOST_MEMBERS: Final = 65
 _MOST_POINTS: Final = 5000
 _NAME_CHARACTERS: Final = 80
+_LARGEST: Final = 1e100
+"""Far beyond any loss or distance that a device can have computed."""
 
 
 def number(value: Any) -> float | None:
-    """A finite number."""
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+    """A number with which one can go on computing: not so large that a difference or an axis overflows."""
+    return float(value) if type(value) in (int, float) and abs(value) <= _LARGEST else None
 
 
 def share(value: Any) -> float | None:
