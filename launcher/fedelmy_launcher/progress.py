@@ -69,12 +69,15 @@ class RunProgress:
             return (self._ended or time.monotonic()) - self._asked
         return max(0.0, (self._last if self.has_ended else time.time()) - self._first) if self._last else 0.0
 
-    def add(self, event: Event) -> None:
-        """Take an event in; events of one site must come in order, those of different sites need not."""
+    def add(self, event: Event) -> bool:
+        """Take an event in; events of one site must come in order, those of different sites need not.
+
+        False: there is no room for the step that it is about.
+        """
         with self.lock:
             site = self.sites[event.site]
-            if not self.has_room(event):
-                return
+            if not self._has_room(event.step):
+                return False
             site.add(event, self._kind_of(event.step) if event.step else None)
             match event.kind:
                 case EventKind.RUN:
@@ -88,10 +91,10 @@ class RunProgress:
                 case _:
                     pass
             self._first, self._last = min(self._first, event.time), max(self._last, event.time)
+            return True
 
-    def has_room(self, event: Event) -> bool:
-        """Whether the step that it is about can be kept: steps that no site reports may be made up, without end."""
-        step = event.step
+    def _has_room(self, step: StepId | None) -> bool:
+        """Steps that no site reports may be made up, without end."""
         if step is None or step in self._by_id or step in self._unreported:
             return True
         if len(self._unreported) < MAX_STEPS:

@@ -87,6 +87,14 @@ def test_bytes_that_no_computer_has_are_drawn_all_the_same() -> None:
     assert "<svg" in section(history.encoded(), "bytes").html
 
 
+def test_losses_that_no_axis_can_hold_do_not_keep_the_others_from_being_drawn() -> None:
+    history = RunHistory(make_plan("north", "east"))
+    data = {"phase": "member", "members": 3, "epochs": 3, "member": 1}
+    for number, loss in enumerate((-1e308, 1e308, 0.5), 1):
+        history.add(told(number, EventKind.EPOCH, epoch=number, loss=loss, **data))
+    assert "<svg" in section(history.encoded(), "curves").html
+
+
 class Endless:
     """A site's client whose stream has no end."""
 

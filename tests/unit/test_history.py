@@ -207,6 +207,6 @@ def test_many_events_are_quick() -> None:
         sending = {"edge": "train.1@north>train.2@south", "peer": "south", "bytes": number, "total": 30_000}
         history.add(event("north", "train.1@north", EventKind.SENDING, number, **sending))
     encoded = history.encoded()
-    assert time.process_time() - began < 3.0
+    assert time.process_time() - began < 6.0
     assert sum(len(member["epochs"]) for member in step_of(encoded, "train.1@north")["members"]) == 30_000
     assert len(encoded["transfers"][0]["moved"]) <= 200

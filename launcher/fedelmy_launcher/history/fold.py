@@ -104,9 +104,8 @@ class RunHistory:
 
     def add(self, event: Event) -> None:
         """Take an event of a known site in."""
-        if not self.progress.has_room(event):
+        if not self.progress.add(event):
             return
-        self.progress.add(event)
         site = self._sites[event.site]
         site.last_at = event.time
         site.spans.add(event)
