@@ -23,13 +23,8 @@ _LARGEST: Final = 1e100
 
 
 def number(value: Any) -> float | None:
-<<<<<<< HEAD
-    """A finite number."""
-    return float(value) if is_number(value) else None
-=======
     """A number with which one can go on computing: not so large that a difference or an axis overflows."""
     return float(value) if type(value) in (int, float) and abs(value) <= _LARGEST else None
->>>>>>> 9195e8d8d5d426386d66ce8f7dd6a450fe7f171c
 
 
 def share(value: Any) -> float | None:
