@@ -24,7 +24,7 @@ _LARGEST: Final = 1e100
 
 def number(value: Any) -> float | None:
     """A number with which one can go on computing: not so large that a difference or an axis overflows."""
-    return float(value) if type(value) in (int, float) and abs(value) <= _LARGEST else None
+    return float(value) if is_number(value) and abs(value) <= _LARGEST else None
 
 
 def share(value: Any) -> float | None:
