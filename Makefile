@@ -28,7 +28,7 @@ test: $(VENV)/.installed  ## unit, integration and end-to-end tests, but for the
 
 e2e: $(VENV)/.installed  ## the tests that start real daemons, then every process killed at every moment
 	$(PYTEST) tests/e2e
-	$(PYTEST) -m full tests/integration
+	$(PYTEST) -m full tests/unit tests/integration
 	$(BIN)/python tests/e2e/kill_matrix.py
 
 fuzz: $(VENV)/.installed  ## every decoder that faces the network, with more than 100,000 hostile inputs

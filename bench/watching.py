@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=5.0, help="of one stretch")
-    parser.add_argument("--watchers", type=int, default=4)
+    parser.add_argument("--watchers", type=int, default=1, help="streams at once")
     parser.add_argument("--model", default="cnn-small")
     options = parser.parse_args()
     rows = []

@@ -43,6 +43,7 @@ def test_a_site_that_cannot_reach_another_is_found_before_the_run(bed: Bed) -> N
     assert str(bed.root) not in json.dumps(found)
 
 
+@pytest.mark.full
 def test_people_read_the_same(bed: Bed) -> None:
     done = bed.launch("check")
     assert done.code == 6

@@ -117,6 +117,7 @@ def test_a_run_is_shown_from_its_beginning_to_its_end_without_a_reload(bed: Bed,
         assert [entry for entry in visit.requests if not entry.startswith((url, "data:"))] == []
 
 
+@pytest.mark.full
 def test_a_site_that_goes_down_is_shown_and_comes_back(bed: Bed, visit: Visit) -> None:
     write(bed, epochs=400)
     page, west = visit.page, bed.sites["west"]

@@ -216,6 +216,7 @@ def test_a_read_only_disk_is_named_and_changes_nothing_else(bed: KillBed, disk: 
         ends_well(bed, run)
 
 
+@pytest.mark.full
 def test_a_torn_journal_opens_at_its_last_whole_transaction(bed: KillBed, south: Site) -> None:
     with bed.run("torn") as run:
         MOMENTS["mid-epoch"].reach(run.scene)
@@ -238,6 +239,7 @@ def tear(log: Path) -> None:
     os.truncate(log, last + frame_bytes // 2)
 
 
+@pytest.mark.full
 def test_a_damaged_journal_is_refused_and_left_as_it_is(bed: KillBed, south: Site) -> None:
     assert south.stop() == 0
     journal = south.state / "journal.db"

@@ -86,7 +86,7 @@ def test_metrics_count_what_happened(bed: Bed, scrapes: Scrapes, run: str) -> No
     assert sent() == scrapes.value("south", "fedelmy_received_bytes_total", peer="north") > 1000
     for site in NAMES:
         assert scrapes.value(site, "fedelmy_epochs_total", phase="member") >= 4, "two members, two epochs each"
-        assert scrapes.value(site, "fedelmy_pool_members_total") == 2
+        assert scrapes.value(site, "fedelmy_pool_members_total") >= 2, "a trainer that died may tell one again"
         assert scrapes.value(site, "fedelmy_steps_ended_total", kind="train", state="done") == 1
         assert scrapes.value(site, "fedelmy_step_seconds_count", kind="train") == 1
         assert scrapes.value(site, "fedelmy_runs", state="done") == 1
@@ -95,6 +95,7 @@ def test_metrics_count_what_happened(bed: Bed, scrapes: Scrapes, run: str) -> No
         expires = bed.sites[site].node("health", "--json").ok().json["certificate_expires"]
         assert scrapes.value(site, "fedelmy_certificate_expiry_timestamp_seconds") == expires
     assert scrapes.value("north", "fedelmy_epochs_total", phase="member") == 4
+    assert scrapes.value("north", "fedelmy_pool_members_total") == 2
     assert scrapes.value("north", "fedelmy_epochs_total", phase="warm-up") == 1
     assert scrapes.value("south", "fedelmy_warnings_total", code="E-TRAINING-CRASH") == 1
     assert scrapes.value("north", "fedelmy_handover_seconds_count") >= 1

@@ -50,6 +50,7 @@ def restart(site: Site, *arguments: str) -> None:
     site.start(*arguments, data="imagefolder:folder", listen=site.address)
 
 
+@pytest.mark.full
 def test_a_killed_daemon_goes_on_after_its_restart(bed: Bed, undisturbed: str) -> None:
     south = bed.sites["south"]
     with launched(bed, "killed") as launcher:

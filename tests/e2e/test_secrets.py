@@ -198,6 +198,7 @@ def test_a_run_that_is_refused(bed: Bed) -> None:
     assert (south.state / "details.log").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.full
 def test_a_run_that_fails(bed: Bed) -> None:
     """The data vanish between the preparation and the step."""
     south, hidden = bed.sites["south"], bed.root / "elsewhere"

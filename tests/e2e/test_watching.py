@@ -68,6 +68,7 @@ def test_a_run_in_a_terminal_in_a_pipe_and_for_machines(slow: tuple[Bed, Countin
     assert (told[-1]["state"], told[-1]["run"]) == ("done", "seen")
 
 
+@pytest.mark.full
 def test_watching_neither_starts_nor_ends_anything(slow: tuple[Bed, CountingProxy]) -> None:
     bed, link = slow
     link.bytes_per_second = SLOW
@@ -92,6 +93,7 @@ def test_watching_neither_starts_nor_ends_anything(slow: tuple[Bed, CountingProx
     assert bed.launch("run", "--json", "--attach", "left").ok().json["state"] == "done"
 
 
+@pytest.mark.full
 def test_a_run_that_was_cancelled_is_shown_and_never_another_one_ended(slow: tuple[Bed, CountingProxy]) -> None:
     bed, link = slow
     link.bytes_per_second = None

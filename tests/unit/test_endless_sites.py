@@ -66,7 +66,10 @@ def test_steps_that_nobody_planned_are_kept_to_an_end() -> None:
     history = RunHistory(make_plan("north", "east"))
     for number in range(1, MANY):
         history.add(told(number, EventKind.STEP, f"train.{number}@north", state="running"))
-    assert len(history.progress.step_states) <= 5000 + len(history.progress.steps)
+    known = [
+        number for number in range(1, MANY) if history.progress.state_of(StepId(f"train.{number}@north")) == "running"
+    ]
+    assert len(known) <= 5000 + len(history.progress.steps)
     history.add(told(MANY, EventKind.STEP, state="running"))
     assert history.progress.state_of(TRAIN) == "running", "what was planned is still heard"
 

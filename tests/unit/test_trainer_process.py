@@ -128,6 +128,7 @@ def test_it_ends_with_its_daemon_and_on_sigterm_while_it_trains(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_killed_trainer_is_gone_on_with_and_gives_the_same_bytes(tmp_path):
     """SIGKILL in the midst of an epoch, then SIGTERM in the midst of another one, then to the end."""
     training = Training(epochs=6, batch_size=8, learning_rate=0.002, threads=1)
