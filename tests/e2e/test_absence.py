@@ -121,7 +121,7 @@ def until_over(site: Site, run: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("dead", dead_sites("a middle one"))
+@pytest.mark.parametrize("dead", dead_sites())
 def test_skip(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
     write(bed, "skip")
     run = f"skip-{'-'.join(dead)}"
