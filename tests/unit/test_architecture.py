@@ -18,7 +18,7 @@ LEVELS = [
     {"cli", "__main__"},
     {"daemon"},
     {"rpc", "training", "store"},
-    {"identity", "bundles", "config", "domain", "durable", "errors"},
+    {"identity", "bundles", "config", "domain", "durable", "errors", "places"},
 ]
 HEAVY = {"torch", "torchvision", "safetensors", "sklearn", "PIL"}
 

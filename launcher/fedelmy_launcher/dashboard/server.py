@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import socket
-import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -19,6 +18,7 @@ from fedelmy_launcher.dashboard.board import Board, CrowdedError
 from fedelmy_launcher.dashboard.feed import Feed
 from fedelmy_node.domain.names import RunId, run_id
 from fedelmy_node.errors import ConfigError
+from fedelmy_node.places import Places
 
 __all__ = ["DashboardServer"]
 
@@ -46,7 +46,6 @@ _PAGES: Final = {
 }
 _CONNECTIONS: Final = 96
 """At a time: a page has one or two, and others on this machine, who know no token, must not get threads without end."""
-_MAKE_PLACE_SECONDS: Final = 0.5
 _SILENT_SECONDS: Final = 30.0
 """A browser that neither asks nor takes for so long is gone."""
 
@@ -61,9 +60,7 @@ class DashboardServer(ThreadingHTTPServer):
     def __init__(self, board: Board, port: int, token: str) -> None:
         self.board = board
         self.token = token
-        self._places = threading.BoundedSemaphore(_CONNECTIONS)
-        self._strangers: dict[Any, None] = {}
-        """Connections that have not shown the token yet, the oldest first."""
+        self._places = Places(_CONNECTIONS)
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
@@ -71,31 +68,20 @@ class DashboardServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False) and not self._make_place():
+        if not self._places.take(request):
             self.shutdown_request(request)
             return
-        self._strangers[request] = None
         super().process_request(request, client_address)
-
-    def _make_place(self) -> bool:
-        """Whoever has said nothing of use for longest makes way: slow strangers must not keep the page's owner out."""
-        oldest = next(iter(self._strangers.copy()), None)
-        if oldest is not None:
-            self._strangers.pop(oldest, None)
-            with contextlib.suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
-        return self._places.acquire(timeout=_MAKE_PLACE_SECONDS)
 
     def welcome(self, request: Any) -> None:
         """This connection has shown the token."""
-        self._strangers.pop(request, None)
+        self._places.welcome(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._strangers.pop(request, None)
-            self._places.release()
+            self._places.give_back(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.exception("fault while answering the browser")

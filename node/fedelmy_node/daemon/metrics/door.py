@@ -18,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import ConfigError
+from fedelmy_node.places import Places
 
 __all__ = ["Door"]
 
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 _SECONDS: Final = 5.0
 """For one request, from the connection to the end of the answer."""
 _AT_ONCE: Final = 8
-_MAKE_PLACE_SECONDS: Final = 0.5
 _BACKLOG: Final = 16
 _REQUEST_BYTES: Final = 8192
 _FRESH_SECONDS: Final = 1.0
@@ -38,9 +38,7 @@ class Door:
     def __init__(self, listen: Address, render: Callable[[], bytes]) -> None:
         self._render = render
         self._socket, self.address = _bind(listen)
-        self._places = threading.BoundedSemaphore(_AT_ONCE)
-        self._asking: dict[socket.socket, None] = {}
-        """Whose request has not ended, the oldest first."""
+        self._places = Places(_AT_ONCE)
         self._lock = threading.Lock()
         self._rendered: tuple[float, bytes] | None = None
         self._closed = False
@@ -66,27 +64,17 @@ class Door:
                 if not self._closed:
                     time.sleep(0.1)  # no descriptors left: somebody has to close one first
                 continue
-            if not self._places.acquire(blocking=False) and not self._make_place():
+            if not self._places.take(connection):
                 connection.close()
                 continue
-            self._asking[connection] = None
             threading.Thread(target=self._serve, args=(connection,), name="metrics-call", daemon=True).start()
-
-    def _make_place(self) -> bool:
-        """Whoever has not ended its request for longest makes way: those who dawdle must not keep Prometheus out."""
-        oldest = next(iter(self._asking.copy()), None)
-        if oldest is not None:
-            self._asking.pop(oldest, None)
-            with contextlib.suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
-        return self._places.acquire(timeout=_MAKE_PLACE_SECONDS)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection, contextlib.suppress(OSError):  # whoever asked went away, or was too slow
                 deadline = time.monotonic() + _SECONDS
                 asked = _read_head(connection, deadline)
-                self._asking.pop(connection, None)
+                self._places.welcome(connection)
                 status, body = self._answer(asked)
                 head = (
                     f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE_PLAIN_0_0_4}\r\n"
@@ -97,8 +85,7 @@ class Door:
         except Exception:
             logger.exception("fault while metrics were collected")
         finally:
-            self._asking.pop(connection, None)
-            self._places.release()
+            self._places.give_back(connection)
 
     def _answer(self, head: bytes | None) -> tuple[str, bytes]:
         if head is None:
