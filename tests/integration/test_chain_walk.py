@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from serving import lay_down, serving
 
 from fedelmy_launcher.chain import walk
 from fedelmy_node.config.site import Given, load_site_config
@@ -23,28 +25,16 @@ Start = Callable[..., Address]
 @pytest.fixture
 def start(tmp_path: Path, identities: Identities) -> Iterator[Start]:
     """Start the node of a site; all end with the test."""
-    running: list[tuple[Node, threading.Thread]] = []
+    stack, numbers = ExitStack(), itertools.count()
 
     def begin(name: str, *peers: str, listen: str = "127.0.0.1:0", identity: Identity | None = None) -> Address:
-        state = tmp_path / f"{len(running)}"
-        home = state / "identity"
-        home.mkdir(parents=True)
-        own = identity or identities[name]
-        for file, data in (("key.pem", own.key_pem), ("certificate.pem", own.certificate_pem), ("ca.pem", own.ca_pem)):
-            (home / file).write_bytes(data)
-            (home / file).chmod(0o600)
+        state = lay_down(tmp_path / str(next(numbers)), identity or identities[name])
         node = Node(load_site_config(Given(state=state, listen=listen, data="digits", peers=peers)))
-        thread = threading.Thread(target=node.serve)
-        running.append((node, thread))
-        thread.start()
-        assert node.ready.wait(20)
+        stack.enter_context(serving(node))
         return Address(node.address)
 
-    yield begin
-    for node, _ in running:
-        node.stop()
-    for _, thread in running:
-        thread.join(20)
+    with stack:
+        yield begin
 
 
 def free_address() -> str:

@@ -7,12 +7,12 @@ import shutil
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from serving import serving
 from test_runs_cli import ALONE
 
 from fedelmy_launcher.plans import compile_plan, signed_slices
@@ -86,13 +86,8 @@ def state(tmp_path: Path) -> Iterator[Path]:
         journal.add_run(prepared, RunState.PENDING)
     journal.close()
     given = Given(state=layout.root, listen="127.0.0.1:0", data="digits", insecure=True, site="north")
-    node = Node(load_site_config(given))
-    thread = threading.Thread(target=node.serve)
-    thread.start()
-    assert node.ready.wait(20)
-    yield layout.root
-    node.stop()
-    thread.join(20)
+    with serving(Node(load_site_config(given))):
+        yield layout.root
 
 
 def test_commands_and_options(complete: Complete) -> None:

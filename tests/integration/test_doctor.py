@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from PIL import Image
+from serving import lay_down, serving
 
 from fedelmy_launcher import authority
 from fedelmy_node import __version__
@@ -62,35 +63,18 @@ warmup_epochs = 1
 """
 
 
-def install(home: Path, identity: Identity) -> Path:
-    """The state directory of whoever this identity is."""
-    directory = home / "identity"
-    directory.mkdir(parents=True)
-    home.chmod(0o700)
-    directory.chmod(0o700)
-    files = {"key.pem": identity.key_pem, "certificate.pem": identity.certificate_pem, "ca.pem": identity.ca_pem}
-    for name, data in files.items():
-        (directory / name).write_bytes(data)
-        (directory / name).chmod(0o600)
-    return home
-
-
 @pytest.fixture
 def north(tmp_path: Path, identities: Identities) -> Path:
-    return install(tmp_path / "north", identities["north"])
+    return lay_down(tmp_path / "north", identities["north"])
 
 
 @pytest.fixture
 def south(tmp_path: Path, identities: Identities) -> Iterator[Node]:
     """The node of south, answering."""
-    state = install(tmp_path / "south", identities["south"])
+    state = lay_down(tmp_path / "south", identities["south"])
     node = Node(load_site_config(Given(state=state, listen="127.0.0.1:0", data="digits")))
-    thread = threading.Thread(target=node.serve)
-    thread.start()
-    assert node.ready.wait(20)
-    yield node
-    node.stop()
-    thread.join(20)
+    with serving(node):
+        yield node
 
 
 def call(state: Path, *arguments: str) -> Result:
@@ -194,7 +178,7 @@ def test_wrong_name(north: Path, south: Node) -> None:
 def test_our_own_certificate_outside_its_dates(
     tmp_path: Path, forge: Callable[..., Identity], begins: float, ends: float, words: str
 ) -> None:
-    state = install(tmp_path / "s", forge(begins_days=begins, ends_days=ends))
+    state = lay_down(tmp_path / "s", forge(begins_days=begins, ends_days=ends))
     found = wrong(look(state), "identity")
     assert (found["check"], found["verdict"], found["code"]) == ("dates", "failure", "E-IDENTITY-EXPIRED")
     assert words in found["message"] and f"{datetime.now(UTC):%Y-%m-%d}" in found["message"]
@@ -202,7 +186,7 @@ def test_our_own_certificate_outside_its_dates(
 
 
 def test_a_certificate_that_expires_soon_is_a_warning(tmp_path: Path, forge: Callable[..., Identity]) -> None:
-    state = install(tmp_path / "s", forge(ends_days=5))
+    state = lay_down(tmp_path / "s", forge(ends_days=5))
     found = wrong(look(state), "identity")
     assert (found["check"], found["verdict"]) == ("dates", "warning")
     assert "5 more days" in found["message"] and "sign" in found["fix"]
@@ -265,7 +249,7 @@ def test_no_disk(tmp_path: Path, identities: Identities) -> None:
     state.mkdir()
     federation = write_toml(tmp_path, *map(str, range(10)))
     with small_disk(state):
-        install(state, identities["north"])
+        lay_down(state, identities["north"])
         found = wrong(look(state, "--data", "digits", "--federation", federation), "disk")
         assert (found["check"], found["verdict"], found["code"]) == ("room", "failure", "E-STORE-DISK")
         assert "Free disk space" in found["fix"] and found["facts"]["free_bytes"] < found["facts"]["needed_bytes"]
@@ -424,7 +408,7 @@ def test_a_peer_of_older_software(north: Path, identities: Identities, serve: Se
 
 
 def test_a_certificate_for_servers_only(tmp_path: Path, forge: Callable[..., Identity]) -> None:
-    state = install(tmp_path / "s", forge(usages=(ExtendedKeyUsageOID.SERVER_AUTH,)))
+    state = lay_down(tmp_path / "s", forge(usages=(ExtendedKeyUsageOID.SERVER_AUTH,)))
     found = wrong(look(state), "identity")
     assert found["code"] == "E-IDENTITY-FILE" and "clientAuth" in found["message"] and "both" in found["fix"]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from serving import lay_down, serving
 
 from fedelmy_launcher.plans import signed_cancel
 from fedelmy_node.config.site import Given, load_site_config
@@ -32,29 +33,19 @@ QUESTIONS: list[Callable[[OperatorClient], object]] = [
 @pytest.fixture
 def ask(tmp_path: Path, identities: Identities) -> Iterator[Callable[[str], OperatorClient]]:
     """A client of the node of `south`, which lists these operators."""
-    nodes: list[tuple[Node, threading.Thread, OperatorClient]] = []
+    stack = ExitStack()
 
     def begin(listed: str) -> OperatorClient:
-        home = tmp_path / "s" / "identity"
-        home.mkdir(parents=True)
-        own = identities["south"]
-        for file, data in (("key.pem", own.key_pem), ("certificate.pem", own.certificate_pem), ("ca.pem", own.ca_pem)):
-            (home / file).write_bytes(data)
-            (home / file).chmod(0o600)
+        lay_down(tmp_path / "s", identities["south"])
         (tmp_path / "s" / "site.toml").write_text(f'[consent]\noperators = ["{listed}"]\n')
         node = Node(load_site_config(Given(state=tmp_path / "s", listen="127.0.0.1:0", data="digits")))
-        thread = threading.Thread(target=node.serve)
-        thread.start()
-        assert node.ready.wait(20)
+        stack.enter_context(serving(node))
         client = OperatorClient(open_channel(node.address, identities["operator"], expect_role="site"), "south")
-        nodes.append((node, thread, client))
+        stack.callback(client.close)
         return client
 
-    yield begin
-    for node, thread, client in nodes:
-        client.close()
-        node.stop()
-        thread.join(20)
+    with stack:
+        yield begin
 
 
 def test_an_operator_who_is_not_listed_gets_no_answer(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from serving import serving
 
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.metrics import door as door_module
@@ -156,10 +157,7 @@ def test_a_port_in_use_is_an_error_before_anything_is_written(door: Door, tmp_pa
 
 def test_a_whole_node_is_scraped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     node = Node(load_site_config(given(tmp_path / "s", "0.0.0.0:0")))
-    thread = threading.Thread(target=node.serve)
-    thread.start()
-    assert node.ready.wait(20)
-    try:
+    with serving(node):
         found = node.health()
         port = int(found.metrics.rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
@@ -167,9 +165,6 @@ def test_a_whole_node_is_scraped(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()
-    finally:
-        node.stop()
-        thread.join(20)
     assert answer.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
     assert 'fedelmy_serving{service="fedelmy.v1.Transfer",site="north"} 1.0' in text
     assert 'fedelmy_runs{site="north",state="running"} 0.0' in text

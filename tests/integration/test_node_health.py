@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from serving import lay_down
 
 from fedelmy_node.cli.health import health
 from fedelmy_node.config.site import Given, load_site_config
@@ -51,15 +52,7 @@ class Running:
 
 @pytest.fixture
 def state(tmp_path: Path, identities: Mapping[str, Identity]) -> Path:
-    home = tmp_path / "s"
-    identity = home / "identity"
-    identity.mkdir(parents=True)
-    south = identities["south"]
-    files = {"key.pem": south.key_pem, "certificate.pem": south.certificate_pem, "ca.pem": south.ca_pem}
-    for name, data in files.items():
-        (identity / name).write_bytes(data)
-        (identity / name).chmod(0o600)
-    return home
+    return lay_down(tmp_path / "s", identities["south"])
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from serving import serving
 
 from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_node.cli.runs import runs
@@ -54,13 +54,8 @@ def state(tmp_path: Path) -> Iterator[Path]:
         (directory / "kept").write_bytes(b"x" * 1500)
     journal.close()
     given = Given(state=layout.root, listen="127.0.0.1:0", data="digits", insecure=True, site="north")
-    node = Node(load_site_config(given))
-    thread = threading.Thread(target=node.serve)
-    thread.start()
-    assert node.ready.wait(20)
-    yield layout.root
-    node.stop()
-    thread.join(20)
+    with serving(Node(load_site_config(given))):
+        yield layout.root
 
 
 def call(state: Path, *arguments: str, typed: str = "") -> Result:
