@@ -64,7 +64,8 @@ def read_history(path: Path) -> dict[str, Any]:
     try:
         history = parse_json(path.read_bytes(), _MOST_VALUES)
     except OSError as error:
-        raise ConfigError("E-CONFIG-MISSING", f"{path} cannot be read: {error.strerror}") from error
+        hint = "Name the JSON file that `fedelmy-launch report` wrote beside its page."
+        raise ConfigError("E-CONFIG-MISSING", f"{path} cannot be read: {error.strerror}", hint=hint) from error
     except ValueError as error:
         hint = "Give the RUN.json of a report."
         raise ConfigError("E-CONFIG-VALUE", f"{path} is not JSON that can be used: {error}", hint=hint) from error
