@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,9 @@ from fedelmy_node.identity.rules import TrustRules
 __all__ = ["examine_files", "examine_identity", "open_identity"]
 
 _SUBJECT: Final = "identity"
+_INSTALL: Final = (
+    "Install what the operator signed once more: `fedelmy-node identity install FILE` brings the CA with it."
+)
 _RENEW: Final = "Have the operator sign identity/request.csr again, then `fedelmy-node identity install FILE`."
 
 
@@ -33,7 +37,8 @@ def open_identity(directory: Path, rules: TrustRules) -> Identity | FedelmyError
 def examine_files(directory: Path, opened: Identity | FedelmyError, site: SiteName | None) -> Iterator[Finding]:
     """Everything about the identity in a directory."""
     if isinstance(opened, FedelmyError):
-        yield Finding.of(opened, _SUBJECT, "key" if "key" in opened.message else "certificate")
+        found = Finding.of(opened, _SUBJECT, "key" if "key" in opened.message else "certificate")
+        yield replace(found, fix=_INSTALL) if opened.code == "E-IDENTITY-UNTRUSTED" else found
         return
     yield from _permissions(directory, opened)
     yield from examine_identity(opened)
