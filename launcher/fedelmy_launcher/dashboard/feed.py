@@ -47,7 +47,8 @@ class Feed:
                 began = time.monotonic()
                 with self._board.changed:
                     self._board.changed.wait_for(self._is_new, _STILL_SECONDS)
-                time.sleep(max(0.0, self._breath_seconds - (time.monotonic() - began)))
+                    rest = self._breath_seconds - (time.monotonic() - began)
+                    self._board.changed.wait_for(lambda: self._board.is_closed, max(0.0, rest))
 
     def _choose(self, stack: ExitStack) -> None:
         run = self._run or self._board.newest()
