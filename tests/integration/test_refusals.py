@@ -251,18 +251,25 @@ def test_a_flood_of_refusals_is_a_few_lines(bed: Bed, caplog: pytest.LogCaptureF
     for _ in range(burst):
         with pytest.raises(FedelmyError, match="E-CONSENT-EDGE"):
             client.deliver(parcel, lambda _: None)
-    at_once = 12  # of one connection; beyond 16 its transport refuses them, and nobody counts
-    flood = [client._transfer.Begin.future(offer_to_pb(parcel.offer)) for _ in range(at_once)]
-    assert all(call.exception(timeout=60) is not None for call in flood)
+    sent = burst
+    while Counter(_refusals(bed))["E-PEER-BUSY"] < 3:  # a slow machine's calls are let in again as time goes by
+        at_once = 12  # of one connection; beyond 16 its transport refuses them, and nobody counts
+        flood = [client._transfer.Begin.future(offer_to_pb(parcel.offer)) for _ in range(at_once)]
+        assert all(call.exception(timeout=60) is not None for call in flood)
+        sent += at_once
     client.close()
-    written = Counter(entry["code"] for entry in bed.audited() if entry["act"] == "delivery-refused")
+    written = Counter(_refusals(bed))
     assert written == {"E-CONSENT-EDGE": 3, "E-PEER-BUSY": 3}
     logged = [record.getMessage() for record in caplog.records if "answered with E-" in record.getMessage()]
     assert len(logged) == 6
     bed.stop()
     sums = [entry for entry in bed.audited() if entry["act"] == "refusals-summed"]
     assert {(entry["who"], entry["code"]) for entry in sums} == {("site/west", code) for code in written}
-    assert sum(entry["facts"]["more"] for entry in sums) == burst + at_once - 6
+    assert sum(entry["facts"]["more"] for entry in sums) == sent - 6
+
+
+def _refusals(bed: Bed) -> list[str]:
+    return [entry["code"] for entry in bed.audited() if entry["act"] == "delivery-refused"]
 
 
 def test_what_cannot_be_audited_is_not_done(bed: Bed) -> None:
