@@ -278,7 +278,8 @@ def trainers(moments: Sequence[Moment], names: Sequence[str], trained: Sequence[
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    head = f"{'sites':>5} {'done':>5} {'run s':>8} {'hop s':>7} {'loading':>8} {'rest':>6} {'slowest':>8} {'last/first':>10} {'trainers':>9}"
+    head = f"{'sites':>5} {'done':>5} {'run s':>8} {'hop s':>7} {'loading':>8} {'rest':>6} {'slowest':>8}"
+    head += f" {'last/first':>10} {'trainers':>9}"
     print(f"{head} {'elsewhere':>9} {'asking':>7} {'idle MB':>8} {'most MB':>8} {'cpu s/site':>10}")
     for row in rows:
         print(

@@ -57,6 +57,8 @@ class StepKind(StrEnum):
 
     TRAIN = "train"
     """Runs the recipe's strategy on the site's data; its output is a bundle."""
+    MERGE = "merge"
+    """The mean of its inputs, one or more, in the plan's order; its output is a bundle."""
     DELIVER = "deliver"
     """Keeps its single input as the run's result at this site; its output is that same bundle."""
     EVALUATE = "evaluate"
