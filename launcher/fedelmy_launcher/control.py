@@ -126,7 +126,7 @@ class Sites:
     ) -> tuple[dict[SiteName, T], list[Refusal]]:
         """What every site answers, and who refused or could not be reached; so many at once on one machine."""
         asked = list(self.addresses if sites is None else sites)
-        hosts = {site: self.addresses[site].rpartition(":")[0] for site in asked}
+        hosts = {site: self.addresses.get(site, "").rpartition(":")[0] for site in asked}
         room = {host: threading.Semaphore(per_host) for host in hosts.values()}
 
         def one(site: SiteName) -> T | Refusal:

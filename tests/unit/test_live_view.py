@@ -207,7 +207,7 @@ def test_many_sites_in_a_low_terminal() -> None:
     lines = run.drawn(height=16)
     assert len(lines) <= 16
     assert any(line.startswith("site-00") and "training" in line for line in lines)
-    assert any(line.startswith("28 sites") and "wait: site-02 to site-29" in line for line in lines)
+    assert any(line.startswith("28 sites") and "site-02 to site-29" in line for line in lines)
     for name in names:
         run.tell(name, "train.1", EventKind.STEP, state="running")
     lines = run.drawn(height=16)

@@ -32,8 +32,8 @@ class Together:
     @property
     def texts(self) -> list[str]:
         """In several lengths."""
-        span = span_text(self.sites)
-        return [f"{self.text}: {span}", f"{self.text.split()[0]}: {span}", self.text]
+        span, word = span_text(self.sites), self.text.split()[0].rstrip(",")
+        return [f"{self.text}: {span}", f"{word}: {span}", f"{word}: {self.sites[0]}..{self.sites[-1]}", self.text]
 
 
 def span_text(names: Sequence[str]) -> str:

@@ -26,6 +26,8 @@ _STYLES: Final = {
 }  # fmt: skip
 _ASCII_HEAD: Final = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _GAP: Final = 2
+_LEAST_TOGETHER: Final = 10
+"""With fewer sites, hardly a terminal is so low that some must share a line."""
 _DOING_LEAST, _DOING_GOOD, _DOING_MOST = 24, 40, 50
 _NAME_MOST: Final = 20
 _SPARK_LEAST: Final = 8
@@ -118,7 +120,8 @@ def _table(marks: Marks) -> Table:
 def _columns(progress: RunProgress, marks: Marks) -> dict[str, _Column]:
     """All of them, by key, from left to right."""
     sites = progress.sites.values()
-    name = min(_NAME_MOST, max(4, *(len(site.site) for site in sites)) if sites else 4)
+    together = len(f"{len(sites)} sites") if len(sites) >= _LEAST_TOGETHER else 4
+    name = min(_NAME_MOST, max([together, *(len(site.site) for site in sites)]))
     epochs = max((len(str(site.epochs)) for site in sites), default=1)
     pool = max((len(marks.pool(0, 0, site.members)) for site in sites), default=0)
     return {

@@ -75,9 +75,16 @@ def _moving(site: SiteProgress, marks: Marks, now: float) -> list[str]:
     part = moved / total if total else 0.0
     to, percent = f"{len(under_way)} sites", f"{100 * part:.0f}%"
     speed = sum(handover.speed or 0.0 for handover in under_way)
-    rest = f", {bytes_text(int(speed))}/s, {duration_text((total - moved) / speed)} left" if speed else ""
+    rate = f"{bytes_text(int(speed))}/s" if speed else ""
+    left = f"{duration_text((total - moved) / speed)} left" if speed else ""
+    told = [
+        f"sends to {to} {marks.bar(part, 10)} {percent}, {rate}, {left}{also}",
+        f"sends to {to} {marks.bar(part, 6)} {percent}, {rate}, {left}{also}",
+        f"to {to} {marks.bar(part, 4)} {percent} {_brief(rate)}{also}",
+    ]
     return [
-        f"sends to {to} {marks.bar(part, 10)} {percent}{rest}{also}",
+        *(told if speed else ()),
+        f"sends to {to} {marks.bar(part, 10)} {percent}{also}",
         f"to {to} {marks.bar(part, 6)} {percent}{also}",
         f"to {to} {percent}{also}",
     ]
@@ -120,7 +127,7 @@ def _waiting(progress: RunProgress, site: SiteProgress, now: float) -> list[str]
         return ["done here, the others are not yet", "done here"]
     needs = progress.needs_of(step)
     if not needs:
-        return ["waits for another step of its own", "waits"]
+        return ["waits for another step of its own", "waits"] if step.needs else ["is about to begin", "begins"]
     others = list(dict.fromkeys(site_of(need) for need in needs))
     names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
     if step.kind == StepKind.DELIVER:
