@@ -129,11 +129,10 @@ class RunProgress:
         mine = self._steps_at.get(site, ())
         return next((step for step in mine if self.state_of(step.id) not in over), None)
 
-    def visit_of(self, site: SiteName) -> tuple[int, int]:
-        """Which of its train steps a site is at, or will be next, and of how many."""
+    def visits_of(self, site: SiteName) -> tuple[int, int]:
+        """How many of a site's train steps are over, and how many there are."""
         mine = [self.state_of(step.id) for step in self._steps_at.get(site, ()) if step.kind == StepKind.TRAIN]
-        over = sum(state in (StepState.DONE, StepState.SKIPPED) for state in mine)
-        return min(over + 1, len(mine)), len(mine)
+        return sum(state in (StepState.DONE, StepState.SKIPPED) for state in mine), len(mine)
 
     def needs_of(self, step: OutlineStep) -> list[StepId]:
         """The steps of other sites whose output this one has not got yet; for one left out, those before it."""

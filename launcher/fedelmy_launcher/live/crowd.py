@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Final, TypeVar
+from typing import TypeVar
 
+from fedelmy_launcher.picture.geometry import CROWD
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.site_progress import SiteProgress
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import site_of
 from fedelmy_node.domain.plan import StepKind
 
-__all__ = ["CROWD", "Together", "rest_of", "gathered", "rows_of", "span_text"]
+__all__ = ["Together", "rest_of", "gathered", "rows_of", "span_text"]
 
 T = TypeVar("T")
-CROWD: Final = 24
-"""Up to so many sites, each has a line of its own wherever there is room."""
 
 
 @dataclass(frozen=True, slots=True)

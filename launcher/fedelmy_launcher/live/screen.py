@@ -13,14 +13,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fedelmy_launcher.live.marks import duration_text, marks_for
+from fedelmy_launcher.live.marks import marks_for
 from fedelmy_launcher.live.table import live_table, trouble_of
 from fedelmy_launcher.live.waiting import training_left
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.config.decode import encode
 from fedelmy_node.domain.events import Event, StepState
-from fedelmy_node.domain.narration import narrate
+from fedelmy_node.domain.narration import duration_text, narrate
 from fedelmy_node.domain.plan import StepKind
 
 __all__ = ["Screen", "open_screen", "live_view"]

@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fedelmy_launcher.live.crowd import Together, rows_of
-from fedelmy_launcher.live.marks import ASCII, UNICODE, Marks, duration_text
+from fedelmy_launcher.live.marks import ASCII, UNICODE, Marks
 from fedelmy_launcher.live.waiting import doing_texts
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.site_progress import LOSSES, SiteProgress
 from fedelmy_node.domain.events import RunState
-from fedelmy_node.domain.narration import bytes_text, percent
+from fedelmy_node.domain.narration import bytes_text, duration_text, percent
 
 __all__ = ["live_table", "site_table", "trouble_of"]
 
@@ -178,12 +178,13 @@ def _busiest(progress: RunProgress, rows: list[SiteProgress | Together], lines: 
 
 
 def _has_visits(progress: RunProgress) -> bool:
-    return any(progress.visit_of(site)[1] > 1 for site in progress.sites)
+    return any(progress.visits_of(site)[1] > 1 for site in progress.sites)
 
 
 def _visit(progress: RunProgress, site: SiteProgress) -> str:
-    visit, visits = progress.visit_of(site.site)
-    return f"{visit}/{visits}" if visits else ""
+    """The one that it is at, or will be at next."""
+    over, visits = progress.visits_of(site.site)
+    return f"{min(over + 1, visits)}/{visits}" if visits else ""
 
 
 def _pool(site: SiteProgress) -> tuple[int, int, int]:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from statistics import mean
 from typing import Final
 
-from fedelmy_launcher.live.marks import NO_MARKS, Marks, duration_text
+from fedelmy_launcher.live.marks import NO_MARKS, Marks
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.site_progress import Handover, SiteProgress
 from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import StepId, site_of
-from fedelmy_node.domain.narration import bytes_text
+from fedelmy_node.domain.narration import bytes_text, duration_text
 from fedelmy_node.domain.plan import StepKind
 
 __all__ = ["doing_texts", "doing_sentence", "training_left", "Forecast"]
