@@ -29,9 +29,13 @@ class Together:
     text: str
 
     @property
+    def span(self) -> str:
+        return span_text(self.sites)
+
+    @property
     def texts(self) -> list[str]:
         """In several lengths."""
-        span, word = span_text(self.sites), self.text.split()[0].rstrip(",")
+        span, word = self.span, self.text.split()[0].rstrip(",")
         return [f"{self.text}: {span}", f"{word}: {span}", f"{word}: {self.sites[0]}..{self.sites[-1]}", self.text]
 
 
