@@ -6,16 +6,16 @@ delivered and evaluated (`delivery`).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, cast
 
+from fedelmy_node.config.registry import Registry
 from fedelmy_node.config.suggest import suggestion
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Step
 from fedelmy_node.errors import ConfigError
 
-__all__ = ["TopologyEntry", "TOPOLOGIES", "Topology", "check_topology", "topology_for"]
+__all__ = ["TopologyEntry", "TOPOLOGIES", "INSTALLED", "Topology", "check_topology", "topology_for"]
 
 
 class TopologyEntry(NamedTuple):
@@ -32,6 +32,10 @@ TOPOLOGIES: Final[Mapping[str, TopologyEntry]] = {
 }
 
 
+INSTALLED: Final = Registry("fedelmy.topologies", "topology", TOPOLOGIES, TopologyEntry)
+"""These, and those of installed packages."""
+
+
 class Topology(Protocol):
     """What a topology's module has."""
 
@@ -41,11 +45,13 @@ class Topology(Protocol):
 
 def check_topology(name: str) -> None:
     """Refuse an unknown name with a suggestion."""
-    if name not in TOPOLOGIES:
-        hint = suggestion(name, TOPOLOGIES, "Topologies")
+    if INSTALLED.find(name) is None:
+        hint = suggestion(name, INSTALLED.names, "Topologies")
         raise ConfigError("E-CONFIG-TOPOLOGY", f"there is no topology {name!r}", hint=hint)
 
 
 def topology_for(name: str) -> Topology:
     check_topology(name)
-    return cast(Topology, importlib.import_module(TOPOLOGIES[name].module))
+    entry = INSTALLED.find(name)
+    assert entry is not None
+    return cast(Topology, INSTALLED.load(name, entry.module))

@@ -82,7 +82,7 @@ def load(job: Job) -> Loaded:
     _set_determinism(device, recipe.training)
     settings = settings_for(recipe.strategy)
     seed = None if job.kind == "prepare" else derive(recipe.seed, "init")
-    module = build(recipe.model, recipe.task, seed)
+    module = build(recipe.model, recipe.task, seed, code=job.code)
     model = FlatModel(module if seed is None else module.to(device))
     data = open_data(job.data, recipe.task, seed=recipe.seed, site=job.site)
     _import_what_is_slow(job)
