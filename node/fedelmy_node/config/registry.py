@@ -119,7 +119,7 @@ class Registry(Generic[Row]):
         if not _NAME.fullmatch(name):
             return "its name must have 1 to 64 lower-case letters, digits, dots, hyphens and underscores"
         if len(offers) > 1:
-            return f"several packages have this name: {', '.join(offer.origin for offer in offers)}"
+            return f"several packages have this name: {', '.join(sorted(offer.origin for offer in offers))}"
         if not _TARGET.fullmatch(offers[0].target):
             return "its entry point is neither `module` nor `module:function`"
         return ""
