@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +20,11 @@ from torch import nn
 
 from fedelmy_node.bundles.check import check_bundle
 from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.config.registry import BUILT_IN
 from fedelmy_node.domain.events import EventKind
-from fedelmy_node.domain.federation import Training
+from fedelmy_node.domain.federation import Recipe, Training
 from fedelmy_node.errors import BundleError, ConfigError, RunError
+from fedelmy_node.training import models, strategies
 from fedelmy_node.training.batches import Batches, eval_batches
 from fedelmy_node.training.bundle import bundle_bytes, manifest_of, read_bundle, write_bundle
 from fedelmy_node.training.checkpoint import job_key
@@ -125,11 +127,19 @@ def _prepare(loaded: Loaded) -> Outcome:
         "parameters": loaded.model.parameters,
         "bundle_bytes": bundle_bytes({MODEL_GROUP: loaded.model.state_dict()}, loaded.job.recipe.wire_dtype),
     }
+    if packages := [origin for origin in _origins(loaded.job.recipe) if origin not in ("", BUILT_IN)]:
+        report["packages"] = packages
     if loaded.job.trial:
         from fedelmy_node.training.trial import trial  # only an examination needs it
 
         report["trial"] = trial(loaded.job, loaded.data, _device(loaded.job.device))
     return Outcome(manifest=loaded.manifest, report=report, private=loaded.data.unreadable)
+
+
+def _origins(recipe: Recipe) -> Iterator[str]:
+    """Whose the recipe's model and strategy are: packages must be of the same version at all sites."""
+    yield models.INSTALLED.origin(recipe.model.name)
+    yield strategies.INSTALLED.origin(recipe.strategy.name)
 
 
 def _checkpoints(
