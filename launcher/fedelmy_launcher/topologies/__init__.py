@@ -30,8 +30,6 @@ _HERE: Final = "fedelmy_launcher.topologies"
 TOPOLOGIES: Final[Mapping[str, TopologyEntry]] = {
     "chain": TopologyEntry("every site trains once, each on the output of the one before it", f"{_HERE}.chain"),
 }
-
-
 INSTALLED: Final = Registry("fedelmy.topologies", "topology", TOPOLOGIES, TopologyEntry)
 """These, and those of installed packages."""
 

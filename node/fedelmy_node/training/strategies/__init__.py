@@ -42,8 +42,6 @@ STRATEGIES: Final[Mapping[str, StrategyEntry]] = {
     "fedprox": StrategyEntry("as fedseq, held near the model that was received", f"{_HERE}.fedprox"),
     "fedavg": StrategyEntry("as fedseq; where models are merged, each weighs by its samples", f"{_HERE}.fedavg"),
 }
-
-
 INSTALLED: Final = Registry("fedelmy.strategies", "strategy", STRATEGIES, StrategyEntry)
 """These, and those of installed packages."""
 
