@@ -38,7 +38,7 @@ class DataSpec:
 class Job:
     """One unit of work for a trainer."""
 
-    kind: Literal["prepare", "train", "evaluate"]
+    kind: Literal["prepare", "train", "merge", "evaluate"]
     """prepare: build the model on the meta device, open the data, report the manifest; the others are steps."""
     site: SiteName
     visit: int
