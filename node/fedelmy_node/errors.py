@@ -209,6 +209,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-RUN-CANCELLED": Entry(RunError, "CANCELLED", "The operator ended this run; start a new one."),
     "E-RUN-ABORTED": Entry(RunError, "ABORTED", "The plan ends a run if a site stays out of reach; bring the site back and start a new run, or choose on_unreachable = \"wait\" or \"skip\"."),
     "E-RUN-EXPIRED": Entry(RunError, "FAILED_PRECONDITION", "The run was prepared but never started: run the launcher again."),
+    "E-RUN-SKIPPED": Entry(RunError, "FAILED_PRECONDITION", "Nothing to do: the run went on without a site that had been out of reach."),
     "E-RUN-UNFINISHED": Entry(RunError, "FAILED_PRECONDITION", "Wait until the run is done at this site."),
     # training
     "E-TRAINING-CRASH": Entry(TrainingError, "INTERNAL", "The site's node log names the trainer's log; check memory and device."),

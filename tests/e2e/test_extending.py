@@ -84,7 +84,7 @@ def test_the_federation_of_the_page_trains(ward: Path, tmp_path: Path) -> None:
     assert lines[-1]["state"] == "done" and lines[-1]["accuracy"] > 0.9
     events = [line["event"] for line in lines if "event" in line]
     epochs = [event["site"] for event in events if event["kind"] == "epoch"]
-    assert epochs == ["south"] * 6 + ["north"] * 6, "backwards, and three times two epochs"
+    assert epochs == ["north"] * 6 + ["south"] * 6 + ["north"] * 6, "there and back, and three times two epochs"
 
 
 def test_a_broken_package_is_named_and_breaks_nothing_else(ward: Path, tmp_path: Path) -> None:

@@ -529,6 +529,7 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
     cancel = signed_cancel(RUN, PLAN_ID, "because", papers.operator())
     states = [
         NeighbourState(state=RunState.RUNNING, received=edges, settled=edges, closed=edges[:1], near=edges),
+        NeighbourState(state=RunState.DONE, left_out=edges),
         NeighbourState(state=RunState.CANCELLED, cancel=cancel),
         NeighbourState(state=RunState.ABORTED, message="north was out of reach"),
     ]

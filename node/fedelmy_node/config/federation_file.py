@@ -22,6 +22,7 @@ from fedelmy_node.domain.federation import (
     Setting,
     StrategySpec,
     Task,
+    TopologySetting,
     Training,
     WireDtype,
     seconds_of,
@@ -73,6 +74,7 @@ class _File:
     model: ModelSpec
     training: Training
     strategy: Mapping[str, Setting]
+    topology: Mapping[str, TopologySetting] = field(default_factory=dict)
     report: _ReportTable = field(default_factory=_ReportTable)
 
 
@@ -129,6 +131,7 @@ def _federation(file: _File, path: Path) -> Federation:
     return Federation(
         name=file.federation.name,
         topology=file.federation.topology,
+        topology_settings=file.topology,
         order=file.federation.order,
         deliver=file.federation.deliver,
         members=tuple(_beside(member, path.absolute().parent) for member in file.sites),

@@ -8,7 +8,7 @@ A package that is broken takes nothing else with it, and none can take the place
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,10 +91,15 @@ class Registry(Generic[Row]):
             return BUILT_IN
         return self._offers[name][0].origin if name in self._offers else ""
 
-    def load(self, name: str, target: str) -> Any:
-        """What a row's target names; a package that cannot be imported is named."""
+    def load(self, name: str, target: str, has: Sequence[str] = ()) -> Any:
+        """What a row's target names; a package that cannot be imported, or lacks what it must have, is named."""
         with self.foreign(name):
-            return resolve(target)
+            found = resolve(target)
+        missing = [part for part in has if not hasattr(found, part)]
+        if missing:
+            message = f"{self._noun} {name!r} of package {self.origin(name)} has no {', '.join(missing)}"
+            raise ConfigError("E-CONFIG-EXTENSION", message)
+        return found
 
     def foreign(self, name: str) -> AbstractContextManager[None]:
         """A context for calls into a package's code: see `foreign_code`. Faults of ours stay faults."""

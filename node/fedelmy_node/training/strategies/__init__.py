@@ -7,7 +7,7 @@ can do it too. Installed packages add strategies by the entry points `fedelmy.st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from fedelmy_node.config.decode import decode
@@ -91,10 +91,7 @@ def strategy_for(name: str) -> Strategy:
     if entry is None:
         hint = suggestion(name, INSTALLED.names, "Strategies")
         raise ConfigError("E-CONFIG-STRATEGY", f"there is no strategy {name!r}", hint=hint)
-    found = INSTALLED.load(name, entry.module)
-    if INSTALLED.origin(name) != BUILT_IN:
-        _check_module(found, name)
-    return cast(Strategy, found)
+    return cast(Strategy, INSTALLED.load(name, entry.module, has=("Settings", "effort", "train")))
 
 
 def settings_for(spec: StrategySpec) -> object:
@@ -115,11 +112,3 @@ def effort_of(recipe: Recipe, *, begins: bool) -> Effort:
     strategy, settings = strategy_for(recipe.strategy.name), settings_for(recipe.strategy)
     with INSTALLED.foreign(recipe.strategy.name):
         return strategy.effort(settings, recipe.training, begins=begins)
-
-
-def _check_module(found: object, name: str) -> None:
-    """A package may name anything."""
-    whole = all(callable(getattr(found, part, None)) for part in ("effort", "train"))
-    if not whole or not is_dataclass(getattr(found, "Settings", None)):
-        message = f"strategy {name!r} of package {INSTALLED.origin(name)} lacks Settings, effort or train"
-        raise ConfigError("E-CONFIG-EXTENSION", message)
