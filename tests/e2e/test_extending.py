@@ -74,6 +74,7 @@ def test_what_is_installed_is_listed_with_where_it_comes_from(ward: Path) -> Non
     assert rows["ward-tiny"]["description"] == "Networks and data of our ward"
     plain = " ".join(run("fedelmy_launcher", "list", "strategies").ok().out.split())
     assert re.search(r"fedelmy built in .* fedelmy rubble 2 .*a built-in one has this name", plain)
+    assert re.search(r"rubble rubble 2 .*its module is not there", plain)
     assert "longer ward 1.0 Networks and data of our ward" in plain
 
 

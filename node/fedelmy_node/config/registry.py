@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from fedelmy_node.config.code import foreign_code
+from fedelmy_node.config.code import foreign_code, is_importable
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import ConfigError
 
@@ -113,9 +113,8 @@ class Registry(Generic[Row]):
             yield Listed(name=name, description=row.description, origin=BUILT_IN)
         for name, offers in self._offers.items():
             for offer in offers:
-                yield Listed(
-                    name=clean(name, 64), description=offer.summary, origin=offer.origin, problem=self._problem(name)
-                )
+                problem = self._problem(name) or ("" if is_importable(offer.target) else "its module is not there")
+                yield Listed(name=clean(name, 64), description=offer.summary, origin=offer.origin, problem=problem)
 
     def _problem(self, name: str) -> str:
         offers = self._offers[name]
