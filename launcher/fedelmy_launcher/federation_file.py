@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedelmy_launcher.topologies import check_topology
+from fedelmy_launcher.topologies import wired
 from fedelmy_node.config.federation_file import read_federation, trust_rules
 from fedelmy_node.domain.federation import Federation, Member
 from fedelmy_node.training.models import check_model
@@ -22,4 +22,4 @@ def load_federation(path: Path, found: Sequence[Member] | None = None) -> Federa
 def _check(federation: Federation) -> None:
     check_model(federation.recipe.model.name)
     settings_for(federation.recipe.strategy)
-    check_topology(federation.topology)
+    wired(federation.topology, federation.topology_settings, [member.name for member in federation.members])

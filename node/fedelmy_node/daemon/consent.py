@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from fedelmy_node.config.code import is_code
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.domain.narration import bytes_text
 from fedelmy_node.domain.plan import Slice, Step, StepKind
 from fedelmy_node.errors import ConsentError
-from fedelmy_node.training.strategies import Effort, effort_of
+from fedelmy_node.training.strategies import Effort, effort_of, is_weighted
 
 __all__ = ["check_listed", "refuse", "refuse_bundle", "begins_anew", "efforts"]
 
@@ -68,12 +69,19 @@ def _refusals(plan: Slice, consent: Consent) -> Iterator[_Refusal]:
         if consent.accept_from is not None and sender not in consent.accept_from:
             allowed = _listed(consent.accept_from, "senders")
             yield _refusal("E-CONSENT-ACCEPT", plan, f"bundles from site {sender}", allowed, "accept_from")
-    if not _fits(recipe.model.name, consent.models):
+    if is_code(recipe.model.name) and recipe.model.name not in consent.code:
+        allowed = _listed(consent.code, "code of its own as a model")
+        yield _refusal("E-CONSENT-CODE", plan, f"model {recipe.model.name!r}, which is code", allowed, "models")
+    elif not _fits(recipe.model.name, consent.models):
         allowed = _listed(consent.models, "models")
         yield _refusal("E-CONSENT-MODEL", plan, f"model {recipe.model.name!r}", allowed, "models")
     if not _fits(recipe.strategy.name, consent.strategies):
         allowed = _listed(consent.strategies, "strategies")
         yield _refusal("E-CONSENT-STRATEGY", plan, f"strategy {recipe.strategy.name!r}", allowed, "strategies")
+    if is_weighted(recipe.strategy) and "sample-counts" not in consent.disclose:
+        asked = f"strategy {recipe.strategy.name!r}, whose bundles say how many samples a model has seen"
+        allowed = _listed(consent.disclose, "disclosures")
+        yield _refusal("E-CONSENT-STRATEGY", plan, asked, allowed, "disclose")
     strange = [name for name in recipe.task.classes if not _fits(name, consent.classes)]
     if strange:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""

@@ -38,7 +38,7 @@ class DataSpec:
 class Job:
     """One unit of work for a trainer."""
 
-    kind: Literal["prepare", "train", "evaluate"]
+    kind: Literal["prepare", "train", "merge", "evaluate"]
     """prepare: build the model on the meta device, open the data, report the manifest; the others are steps."""
     site: SiteName
     visit: int
@@ -48,11 +48,13 @@ class Job:
     device: str = "cpu"
     """cpu, cuda or cuda:N; `auto` is resolved by the trainer."""
     output: Path | None = None
-    """Where a train step writes its bundle."""
+    """Where a train or merge step writes its bundle."""
     keep_pool: Path | None = None
     """A directory for every pool member, if the site wants to keep them."""
     max_change: float | None = None
     """How far an input may be from the initial model, in lengths of that one; None: as far as it likes."""
+    code: tuple[str, ...] = ()
+    """Models as `module:function` that whoever owns this machine allows; a recipe may come from anybody."""
     checkpoints: Path | None = None
     """A directory of the job's own, where a train step can go on from; None: there are no checkpoints."""
     features: int = 0
@@ -66,7 +68,7 @@ class Outcome:
     """What a job came to."""
 
     sha256: str | None = None
-    """Of the bundle that a train step wrote."""
+    """Of the bundle that a train or merge step wrote."""
     bytes: int = 0
     """Its size."""
     manifest: tuple[TensorInfo, ...] = ()
