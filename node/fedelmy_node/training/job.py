@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Recipe
 from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.plan import StepKind
 
-__all__ = ["DataSpec", "Job", "Outcome", "Emit"]
+__all__ = ["JOBS", "DataSpec", "Job", "Outcome", "Emit"]
+
+JOBS: Final[Mapping[StepKind, Literal["train", "merge", "evaluate"]]] = {
+    StepKind.TRAIN: "train", StepKind.MERGE: "merge", StepKind.EVALUATE: "evaluate",
+}  # fmt: skip
+"""The kinds of steps that are computed; a deliver step keeps what it is given."""
 
 Emit = Callable[[EventKind, Mapping[str, Any]], None]
 """How training reports progress; called with the kinds RESUMED, BEGUN, EPOCH, MEMBER and WARNING."""
@@ -48,7 +54,7 @@ class Job:
     device: str = "cpu"
     """cpu, cuda or cuda:N; `auto` is resolved by the trainer."""
     output: Path | None = None
-    """Where a train step writes its bundle."""
+    """Where a train or merge step writes its bundle."""
     keep_pool: Path | None = None
     """A directory for every pool member, if the site wants to keep them."""
     max_change: float | None = None
@@ -66,7 +72,7 @@ class Outcome:
     """What a job came to."""
 
     sha256: str | None = None
-    """Of the bundle that a train step wrote."""
+    """Of the bundle that a train or merge step wrote."""
     bytes: int = 0
     """Its size."""
     manifest: tuple[TensorInfo, ...] = ()
