@@ -20,7 +20,7 @@ from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.simulate import Simulation
 from fedelmy_node.daemon.consent import efforts
-from fedelmy_node.domain.events import StepState
+from fedelmy_node.domain.events import Event, StepState
 from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.names import SiteName, StepId, run_id, site_of
 from fedelmy_node.domain.plan import Plan, Shortcut, StepKind
@@ -220,7 +220,11 @@ def simulate(tmp_path: Path, topology: str, sites: str, **more: Any) -> dict[str
     plan = make_plan(*sites, topology=topology, topology_settings=more)
     progress = RunProgress(plan)
     data = {SiteName(site): DataSpec(source="digits") for site in sites}
-    Simulation(plan, data, tmp_path / f"{topology}-{sites}", lambda event: None if progress.add(event) else None).run()
+
+    def tell(event: Event) -> None:
+        progress.add(event)
+
+    Simulation(plan, data, tmp_path / f"{topology}-{sites}", tell).run()
     return progress.result()
 
 
