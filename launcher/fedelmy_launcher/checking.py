@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -11,8 +12,8 @@ from typing import Final
 from fedelmy_launcher.control import Refusal, Sites
 from fedelmy_node.daemon.examination.peers import Caller, examine_peer
 from fedelmy_node.domain.findings import Finding
-from fedelmy_node.domain.names import PeerAddress, SiteName
-from fedelmy_node.domain.plan import Plan
+from fedelmy_node.domain.names import PeerAddress, SiteName, StepId, site_of
+from fedelmy_node.domain.plan import Plan, StepKind, in_order
 from fedelmy_node.domain.reports import NodeDescription, PrepareAnswer
 from fedelmy_node.errors import error_from_code
 
@@ -37,7 +38,7 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """How long a run would take, its sites one after the other."""
+    """How long a run would take: its sites one after the other, or at once, as the topology says."""
 
     training_seconds: float
     transfer_seconds: float
@@ -102,20 +103,33 @@ def _ways(sites: Sites) -> dict[SiteName, tuple[Finding, ...]]:
 
 
 def estimate(plan: Plan, findings: Mapping[SiteName, Sequence[Finding]], bundle_bytes: int) -> Estimate:
-    """The sites' own estimates, and every bundle at the speed that its sender measured."""
-    training, transfers = 0.0, 0.0
-    unknown: list[SiteName] = []
-    for site in (neighbour.site for neighbour in plan.sites):
-        found = findings.get(site, ())
-        seconds = _fact(found, "device", "time", "seconds")
-        training += seconds or 0.0
-        if seconds is None:
-            unknown.append(site)
-        for edge in plan.slice_for(site).edges_out:
-            rate = _fact(found, f"peer {edge.receiver}", "speed", "bytes_per_second")
-            if not edge.skips and rate and rate >= 1:
-                transfers += bundle_bytes / rate
-    return Estimate(training_seconds=training, transfer_seconds=transfers, unknown=tuple(unknown))
+    """Along the longest way through the plan: the sites' own estimates, and every bundle at its sender's speed.
+
+    A step's output that goes to several sites takes its time for each: they share one line.
+    """
+    visits = Counter(step.site for step in plan.steps if step.kind == StepKind.TRAIN)
+    sites = [site.site for site in plan.sites if site.site in visits]
+    trains = {site: _fact(findings.get(site, ()), "device", "time", "seconds") for site in sites}
+    sending: dict[StepId, float] = defaultdict(float)
+    for edge in plan.edges:
+        rate = _fact(findings.get(edge.sender, ()), f"peer {edge.receiver}", "speed", "bytes_per_second")
+        sending[edge.source] += bundle_bytes / rate if rate and rate >= 1 else 0.0
+    longest: dict[StepId, tuple[float, float]] = {}
+    for step in in_order(plan.steps):
+        training, transfers = max(
+            (
+                (longest[need][0], longest[need][1] + (sending[need] if site_of(need) != step.site else 0.0))
+                for need in step.needs
+            ),
+            key=sum,
+            default=(0.0, 0.0),
+        )
+        if step.kind == StepKind.TRAIN:
+            training += (trains[step.site] or 0.0) / visits[step.site]
+        longest[step.id] = training, transfers
+    training, transfers = max(longest.values(), key=sum)
+    unknown = tuple(site for site in sites if trains[site] is None)
+    return Estimate(training_seconds=training, transfer_seconds=transfers, unknown=unknown)
 
 
 def _fact(findings: Sequence[Finding], subject: str, check: str, key: str) -> float | None:

@@ -23,7 +23,7 @@ __all__ = ["ReportedStep", "ReportedRun", "discover", "reported_run", "site_at"]
 
 _MAX_SITES: Final = 10_000
 """As many as a federation may have: a site that makes others up must not keep the search going."""
-_ORDER: Final = (StepKind.TRAIN, StepKind.DELIVER, StepKind.EVALUATE)
+_ORDER: Final = {StepKind.TRAIN: 0, StepKind.MERGE: 0, StepKind.DELIVER: 1, StepKind.EVALUATE: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ def _kind_of(step: StepId | None) -> StepKind | None:
     return StepKind(name) if name in set(StepKind) else None
 
 
-def _place(step: ReportedStep) -> tuple[int, int, StepId]:
-    """Topologies number the steps of a kind, inputs before outputs."""
+def _place(step: ReportedStep) -> tuple[int, int, bool, StepId]:
+    """Topologies number the steps, inputs before outputs; a merge comes behind the train steps of its number."""
     number = step.id.partition(".")[2].partition("@")[0]
-    return _ORDER.index(step.kind), int(number) if number.isdigit() else 0, step.id
+    place = int(number) if number.isdigit() and len(number) < 10 else 0
+    return _ORDER[step.kind], place, step.kind == StepKind.MERGE, step.id

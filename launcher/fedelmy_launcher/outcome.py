@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from fedelmy_node.domain.names import RunId, SiteName, StepId, site_of
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.transfer import Origin, Skip
 
-__all__ = ["OutlineStep", "Outline", "Result", "LeftOut", "Outcome", "outcome_of"]
+__all__ = ["OutlineStep", "Outline", "Result", "LeftOut", "Outcome", "outcome_of", "left_behind"]
 
 
 class OutlineStep(Protocol):
@@ -78,7 +78,7 @@ class Outcome:
     result: Result | None
     """The one with most contributors, if there are several."""
     results_differ: bool
-    """Sites ended with different bundles: the network was split."""
+    """Sites ended with different bundles: the network was split, or one went away while it handed over to many."""
 
     def encoded(self) -> dict[str, Any]:
         return {
@@ -93,15 +93,17 @@ class Outcome:
         lines = []
         for site in dict.fromkeys(left.site for left in self.left_out):
             mine = [left for left in self.left_out if left.site == site]
-            trains = any(left.step.startswith(StepKind.TRAIN) for left in mine)
+            trains = [left.step for left in mine if left.step.startswith(StepKind.TRAIN)]
             what = "its work is not in the result" if trains else "it did not get the result"
+            if trains and site in self.contributors:
+                what = f"part of its work is not in the result ({', '.join(trains)})"
             first = mine[0]
             reason = f"{first.reason} ({first.code})" if first.code else first.reason
             lines.append(f"left out      {site}: {what}; {reason}")
         if self.results_differ:
             lines.append(
-                f"results       DIFFER between sites: the network was split. This is the one with most contributors,"
-                f" at {', '.join(self.holders)}"
+                f"results       DIFFER between sites: they could not all reach each other. This is the one with most"
+                f" contributors, at {', '.join(self.holders)}"
             )
         return lines
 
@@ -128,6 +130,7 @@ def outcome_of(
     reasons = {step: LeftOut(step) for step, state in states.items() if state == StepState.SKIPPED}
     for skip in [*hearsay, *(skip for origin in origins.values() for skip in origin.skipped), *held.skipped]:
         reasons[skip.step] = LeftOut(skip.step, skip.by, skip.code, skip.message)
+    reasons |= {step: LeftOut(step, *_why(reasons[merge])) for step, merge in left_behind(steps, reasons).items()}
     train = [step for step in steps if step.kind == StepKind.TRAIN]
     done = {step for step, state in states.items() if state == StepState.DONE}
     # Until there is a result that says where it comes from, it will hold whatever was done and not left out.
@@ -141,6 +144,25 @@ def outcome_of(
         result=results[holders[0]] if holders else None,
         results_differ=len(groups) > 1,
     )
+
+
+def left_behind(steps: Iterable[OutlineStep], skipped: Container[StepId]) -> dict[StepId, StepId]:
+    """What a site cannot do because a merge of its own was left out, and which: all that comes later there.
+
+    Whoever left a merge out knows nothing of the steps that it would have led to.
+    """
+    found: dict[StepId, StepId] = {}
+    without: dict[SiteName, StepId] = {}
+    for step in steps:
+        if step.site in without and step.id not in skipped:
+            found[step.id] = without[step.site]
+        elif step.kind == StepKind.MERGE and step.id in skipped:
+            without.setdefault(step.site, step.id)
+    return found
+
+
+def _why(left: LeftOut) -> tuple[str, str, str]:
+    return left.by, left.code, left.reason
 
 
 def _joined(origins: Iterable[Origin]) -> Origin:

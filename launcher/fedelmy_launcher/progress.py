@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from fedelmy_launcher.outcome import Outcome, Outline, OutlineStep, Result, outcome_of
+from fedelmy_launcher.outcome import Outcome, Outline, OutlineStep, Result, left_behind, outcome_of
 from fedelmy_launcher.site_progress import SiteProgress
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, edge_ends, site_of
@@ -207,6 +207,7 @@ class RunProgress:
         """
         mine = [step for step in self.steps if step.site == site]
         skipped = {*self._around, *(skip.step for origin in self._origins.values() for skip in origin.skipped)}
+        skipped |= left_behind(self.steps, skipped).keys()
         inside = {step for origin in self._origins.values() for step in origin.contributors}
         trained = all(step.id in skipped | inside for step in mine if step.kind == StepKind.TRAIN)
         undelivered = all(step.id in skipped for step in mine if step.kind == StepKind.DELIVER)

@@ -10,11 +10,11 @@ from typing import Any
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName, StepId, file_stem
-from fedelmy_node.domain.plan import Plan, Step, StepKind, in_order
+from fedelmy_node.domain.plan import Edge, Plan, Step, StepKind, in_order
 from fedelmy_node.durable import cannot_write
 from fedelmy_node.errors import DataError
 from fedelmy_node.training.data import parse_source
-from fedelmy_node.training.job import DataSpec, Job, Outcome
+from fedelmy_node.training.job import JOBS, DataSpec, Job, Outcome
 
 __all__ = ["Simulation", "data_of"]
 
@@ -47,6 +47,9 @@ class Simulation:
         self._tell = tell
         self._seq = 0
         self._bundles: dict[StepId, tuple[Path, str, int]] = {}
+        self._edges_to: dict[StepId, list[Edge]] = {}
+        for edge in plan.edges:
+            self._edges_to.setdefault(edge.target, []).append(edge)
 
     def run(self) -> None:
         """Every step, inputs before outputs."""
@@ -69,26 +72,26 @@ class Simulation:
 
     def evaluate(self, bundle: Path, site: SiteName) -> Mapping[str, Any]:
         """Counts and metrics of any bundle of this recipe on a site's test data."""
-        return self._work(self._job("evaluate", site, 0, None), (bundle,), lambda *_: None).report
+        return self._work(self._job(StepKind.EVALUATE, site, 0, None), (bundle,), lambda *_: None).report
 
     def _compute(self, step: Step) -> Outcome:
         output = None
-        if step.kind == StepKind.TRAIN:
+        if step.kind != StepKind.EVALUATE:
             output = self._directory / file_stem(step.id) / "output.safetensors"
             try:
                 output.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise cannot_write(output.parent, error) from error
-        job = self._job("train" if output else "evaluate", step.site, step.visit, output)
+        job = self._job(step.kind, step.site, step.visit, output)
         inputs = tuple(self._bundles[need][0] for need in step.needs)
         outcome = self._work(job, inputs, lambda kind, data: self._event(step.site, step.id, kind, data))
         if output is not None:
             self._bundles[step.id] = output, outcome.sha256 or "", outcome.bytes
         return outcome
 
-    def _job(self, kind: str, site: SiteName, visit: int, output: Path | None) -> Job:
+    def _job(self, kind: StepKind, site: SiteName, visit: int, output: Path | None) -> Job:
         return Job(
-            kind="train" if kind == "train" else "evaluate", site=site, visit=visit, recipe=self._plan.recipe,
+            kind=JOBS[kind], site=site, visit=visit, recipe=self._plan.recipe,
             data=self._data[site], device="cpu", output=output, features=self._plan.recipe.features,
             code=(self._plan.recipe.model.name,),  # the operator's own file, on the operator's own machine
         )  # fmt: skip
@@ -101,12 +104,11 @@ class Simulation:
 
     def _receive(self, step: Step) -> None:
         """Hand-overs cost nothing here, but are counted as on a network."""
-        for edge in self._plan.edges:
-            if edge.target == step.id:
-                _, sha256, size = self._bundles[edge.source]
-                data = {"edge": edge.id, "bytes": size, "sha256": sha256, "carries": edge.carries}
-                self._event(edge.sender, edge.source, EventKind.SENT, data | {"peer": edge.receiver, "seconds": 0.0})
-                self._event(edge.receiver, edge.target, EventKind.RECEIVED, data | {"peer": edge.sender})
+        for edge in self._edges_to.get(step.id, ()):
+            _, sha256, size = self._bundles[edge.source]
+            data = {"edge": edge.id, "bytes": size, "sha256": sha256, "carries": edge.carries}
+            self._event(edge.sender, edge.source, EventKind.SENT, data | {"peer": edge.receiver, "seconds": 0.0})
+            self._event(edge.receiver, edge.target, EventKind.RECEIVED, data | {"peer": edge.sender})
 
     def _done(self, step: Step, report: Mapping[str, Any]) -> None:
         data: dict[str, Any] = {"state": StepState.DONE, "result": dict(report)}

@@ -18,6 +18,7 @@ from test_transfer import EDGE, South, federation, parcel_of
 from fedelmy_launcher.plans import compile_plan
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.daemon.courier import Courier, Delivered, Moved, News, Refused, Retrying
+from fedelmy_node.daemon.turns import Turns
 from fedelmy_node.domain.names import Address, SiteName, run_id
 from fedelmy_node.identity import keystore
 from fedelmy_node.rpc.clients import PeerClient
@@ -45,7 +46,7 @@ def send(bundle: str, identity: str, address: str, stall_seconds: str) -> None:
         if isinstance(news, Delivered | Refused):
             ended.set()
 
-    Courier(edge, parcel_of(Path(bundle)), connect, tell)
+    Courier(edge, parcel_of(Path(bundle)), connect, tell, Turns(1))
     ended.wait()
 
 

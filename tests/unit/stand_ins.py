@@ -88,6 +88,8 @@ class SimJournal(Journal):
 class SimPeers:
     """Stands in for Peers: nobody connects."""
 
+    turns = None
+
     def connect(self, plan: object, site: SiteName) -> PeerClient:
         raise AssertionError("watches and couriers are simulated")
 
@@ -163,7 +165,7 @@ class Line:
 class SimCourier:
     """Stands in for Courier: begins, brings all blocks at once, and hears the receipt."""
 
-    def __init__(self, home: Home, edge: Edge, parcel: Parcel, connect: object, tell: Callable[[News], None]) -> None:
+    def __init__(self, home: Home, edge: Edge, parcel: Parcel, *, tell: Callable[[News], None], **_: object) -> None:
         self.edge, self.parcel, self.tell = edge, parcel, tell
         self.begun = self.failed = False
         self._home = home()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedelmy_node.daemon import courier as courier_module
-from fedelmy_node.daemon.courier import Courier, Delivered, Moved, News, Refused, Retrying
+from fedelmy_node.daemon.courier import Begins, Courier, Delivered, Moved, News, Refused, Retrying
+from fedelmy_node.daemon.turns import Turns
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Edge, StepKind
 from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel, Receipt
@@ -64,7 +66,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def carry(link: Link) -> list[News]:
     news: queue.Queue[News] = queue.Queue()
-    Courier(EDGE, Parcel(offer=OFFER, path=Path("x")), lambda: link, news.put)
+    Courier(EDGE, Parcel(offer=OFFER, path=Path("x")), lambda: link, news.put, Turns(1))
     told: list[News] = []
     while not told or not isinstance(told[-1], Delivered | Refused):
         told.append(news.get(timeout=10))
@@ -73,7 +75,7 @@ def carry(link: Link) -> list[News]:
 
 def test_a_good_link() -> None:
     told = carry(Link([]))
-    assert [type(item) for item in told] == [Moved, Delivered]
+    assert [type(item) for item in told] == [Begins, Moved, Delivered]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +114,8 @@ def test_what_can_never_work_is_told_at_once(code: str) -> None:
 def test_a_fault_is_tried_again_and_the_edge_not_forgotten() -> None:
     link = Link([ValueError("a bug")])  # type: ignore[list-item]
     told = carry(link)
-    assert [type(item) for item in told] == [Retrying, Moved, Delivered]
-    assert isinstance(told[0], Retrying) and told[0].error.code == "E-INTERNAL"
+    assert [type(item) for item in told] == [Begins, Retrying, Moved, Delivered]
+    assert isinstance(told[1], Retrying) and told[1].error.code == "E-INTERNAL"
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,60 @@ def test_our_own_damaged_file_is_named_and_not_the_receiver_blamed(
 ) -> None:
     spoil(bundle)
     told = carry(Link([error_from_code("E-TRANSFER-HASH", "not what was announced")] * 3))
-    assert isinstance(told[-1], Refused) and len(told) == 1
+    assert isinstance(told[-1], Refused) and len(told) == 2
     assert told[-1].error.code == "E-STORE-DAMAGED"
     assert "own disk" in told[-1].error.message
+
+
+class Gate:
+    """A receiver that lets nobody in until it is opened, or breaks off."""
+
+    def __init__(self) -> None:
+        self.opened, self.entered, self.breaks = threading.Event(), threading.Event(), False
+
+    def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:
+        self.entered.set()
+        assert self.opened.wait(10)
+        if self.breaks:
+            raise error_from_code("E-TRANSFER-STALLED", "nothing moved")
+        return Receipt(edge=parcel.offer.edge, sha256=OFFER.sha256, size=10)
+
+    def close(self) -> None:
+        pass
+
+
+def test_hand_overs_wait_for_their_turn_and_a_stuck_receiver_makes_way() -> None:
+    turns, news = Turns(1), queue.Queue[tuple[str, News]]()
+    gates = {name: Gate() for name in ("stuck", "good", "late")}
+    for name, gate in gates.items():
+        parcel = Parcel(offer=OFFER, path=Path("x"))
+        Courier(EDGE, parcel, lambda gate=gate: gate, lambda told, name=name: news.put((name, told)), turns)  # type: ignore[misc]
+        if name == "stuck":
+            assert gate.entered.wait(10)
+    assert news.get(timeout=10) == ("stuck", Begins())
+    assert news.empty() and not gates["good"].entered.is_set(), "one at once: the others wait"
+    gates["stuck"].breaks = True
+    for gate in gates.values():
+        gate.opened.set()
+    told: list[tuple[str, News]] = []
+    while len([one for one in told if isinstance(one[1], Delivered)]) < 2:
+        told.append(news.get(timeout=10))
+    assert [name for name, one in told if isinstance(one, Delivered)] == ["good", "late"], "in their order"
+    gates["stuck"].breaks = False
+    while not told or not (told[-1][0] == "stuck" and isinstance(told[-1][1], Delivered)):
+        told.append(news.get(timeout=10))
+
+
+def test_who_is_stopped_while_it_waits_leaves_the_line() -> None:
+    turns, gate, news = Turns(1), Gate(), queue.Queue[News]()
+    parcel = Parcel(offer=OFFER, path=Path("x"))
+    Courier(EDGE, parcel, lambda: gate, lambda _: None, turns)
+    assert gate.entered.wait(10)
+    waiting = Courier(EDGE, parcel, lambda: gate, news.put, turns)
+    waiting.stop()
+    third = Courier(EDGE, parcel, lambda: gate, news.put, turns)
+    gate.opened.set()
+    assert isinstance(news.get(timeout=10), Begins)
+    assert isinstance(news.get(timeout=10), Delivered)
+    assert news.empty()
+    third.stop()

@@ -16,6 +16,7 @@ from fedelmy_launcher.plans import signed_cancel, signed_slices
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.orders import Cancel, decode_cancel
+from fedelmy_node.daemon.turns import Turns
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id
@@ -74,6 +75,7 @@ class Network:
 
     def __init__(self) -> None:
         self.sites = {name: Neighbour() for name in ("a", "b", "c", "d")}
+        self.turns = Turns(4)
 
     def connect(self, plan: Slice, site: SiteName) -> Neighbour:
         if not self.sites[site].there:

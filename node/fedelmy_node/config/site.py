@@ -44,6 +44,8 @@ class _SiteTable:
     """A transfer that moves nothing for so long is broken off and begun again."""
     prepare_hours: float = 24.0
     """A plan that was accepted but not started expires after so long."""
+    transfers: int = 4
+    """Bundles that this site hands over at once; the others wait for their turn."""
     keep_runs: int = 50
     """Of the runs that are over, the newest so many stay on disk; older ones are forgotten."""
     metrics: str = "off"
@@ -54,6 +56,8 @@ class _SiteTable:
             raise ConfigError("E-CONFIG-VALUE", "stall_seconds must be above 0 and at most 86400, a day")
         if not 0 < self.prepare_hours <= 8_760:
             raise ConfigError("E-CONFIG-VALUE", "prepare_hours must be above 0 and at most 8760, a year")
+        if not 1 <= self.transfers <= 1000:
+            raise ConfigError("E-CONFIG-VALUE", "transfers must be 1 to 1000")
         if not 1 <= self.keep_runs <= 100_000:
             raise ConfigError("E-CONFIG-VALUE", "keep_runs must be 1 to 100000")
 
@@ -155,6 +159,8 @@ class SiteConfig:
     """What this site says about certificates, beside its CA."""
     metrics: Address | None = None
     """Where metrics are served; None: nowhere."""
+    transfers: int = 4
+    """Bundles that are handed over at once."""
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
@@ -190,6 +196,7 @@ def load_site_config(given: Given) -> SiteConfig:
         stall_seconds=file.site.stall_seconds,
         prepare_hours=file.site.prepare_hours,
         keep_runs=file.site.keep_runs,
+        transfers=file.site.transfers,
         insecure=given.insecure,
         trust=trust,
         metrics=_metrics_address(file.site.metrics if given.metrics is None else given.metrics),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,11 +24,13 @@ _NUMBERS = {
     "class-counts": "how many of each class",
     "metrics": "losses, accuracies and other metrics",
 }
+_CARRIED = {StepKind.DELIVER: "the result", StepKind.MERGE: "a model to average"}
 
 
 def asked(prepared: Prepared, consent: Consent) -> tuple[str, ...]:
     """Who asks for what; one sentence per question. What the operator wrote cannot pose as a sentence of ours."""
-    return tuple(clean(sentence) for sentence in _sentences(prepared, consent))
+    counted = Counter(_sentences(prepared, consent))
+    return tuple(clean(sentence) + (f" ({count} times)" if count > 1 else "") for sentence, count in counted.items())
 
 
 def _sentences(prepared: Prepared, consent: Consent) -> Iterator[str]:
@@ -72,6 +75,8 @@ def _training(plan: Slice, report: Mapping[str, Any]) -> Iterator[str]:
             if step.needs and begins_anew(plan, step):
                 longer = effort_of(plan.recipe, begins=True)
                 yield f"If every site before it is skipped, it begins itself: {_effort(longer)}."
+        elif step.kind == StepKind.MERGE:
+            yield f"It averages {_count(len(step.needs), 'model')}, in which no sample is looked at."
         elif step.kind == StepKind.EVALUATE:
             yield f"It measures the result on {_number(samples.get('test'))} test samples of this site."
     yield (
@@ -88,10 +93,11 @@ def _effort(effort: Effort) -> str:
 
 def _traffic(plan: Slice) -> Iterator[str]:
     for edge in plan.edges_in:
-        what = "the result" if edge.carries == StepKind.DELIVER else "the model to start with"
+        what = _CARRIED.get(edge.carries, "the model to start with")
         yield f"It receives {what} from {edge.sender}{_around(edge)}."
     for edge in plan.edges_out:
-        what = "the result" if edge.carries == StepKind.DELIVER else "what it has trained"
+        made = "averaged" if plan.step(edge.source).kind == StepKind.MERGE else "trained"
+        what = "the result" if edge.carries == StepKind.DELIVER else f"what it has {made}"
         yield f"It sends {what} to {edge.receiver} at {plan.neighbour(edge.receiver).address}{_around(edge)}."
     if not plan.edges_out:
         yield "It sends no model to anybody."

@@ -1,4 +1,4 @@
-"""The sending end of an edge: bring one bundle to the next site, however long that takes."""
+"""The sending end of an edge: bring one bundle to the next site, however long that takes, whenever it is its turn."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from fedelmy_node.daemon.turns import Turns
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import Parcel, Receipt
 from fedelmy_node.errors import (
@@ -23,7 +24,7 @@ from fedelmy_node.errors import (
     TransferError,
 )
 
-__all__ = ["Courier", "Carrier", "Moved", "Retrying", "Delivered", "Unneeded", "Refused", "News"]
+__all__ = ["Courier", "Carrier", "Begins", "Moved", "Retrying", "Delivered", "Unneeded", "Refused", "News"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,11 @@ _LONGEST_WAIT_SECONDS: Final = 60.0
 _NEWS_SECONDS: Final = 1.0
 """Progress is told at most this often."""
 _FINAL_CODES: Final = frozenset({"E-PEER-CONTRACT", "E-TRANSFER-SIZE", "E-TRANSFER-OFFER", "E-TRANSFER-CONFLICT"})
+
+
+@dataclass(frozen=True, slots=True)
+class Begins:
+    """Its turn has come: the first attempt begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Refused:
     error: FedelmyError
 
 
-News = Moved | Retrying | Delivered | Unneeded | Refused
+News = Begins | Moved | Retrying | Delivered | Unneeded | Refused
 
 
 class _DamageError(StoreError):
@@ -91,8 +97,10 @@ class Courier:
         parcel: Parcel,
         connect: Callable[[], Carrier],
         tell: Callable[[News], None],
+        turns: Turns,
     ) -> None:
         self.edge = edge
+        self._turns = turns
         self._parcel = parcel
         self._connect = connect
         self._tell = tell
@@ -107,17 +115,22 @@ class Courier:
         """Give up at the next pause; nothing more is told."""
         self._stopped.set()
         self._roused.set()
+        self._turns.look_again()
 
     def hurry(self) -> None:
         """The receiver is there: the next attempt begins now."""
         self._roused.set()
 
     def _run(self) -> None:
-        wait = _FIRST_WAIT_SECONDS
+        wait, first = _FIRST_WAIT_SECONDS, True
         while not self._stopped.is_set():
-            begun, self._progressed = time.monotonic(), False
-            outcome = self._damage() or self._attempt()
-            if self._stopped.is_set():
+            with self._turns.taken(self._stopped) as mine:
+                if first and mine:
+                    first = False
+                    self._tell(Begins())
+                begun, self._progressed = time.monotonic(), False
+                outcome = (self._damage() or self._attempt()) if mine else None
+            if self._stopped.is_set() or outcome is None:
                 return
             if isinstance(outcome, Receipt):
                 self._tell(Delivered(time.monotonic() - begun))

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 
-from fedelmy_node.daemon.courier import Courier, Delivered, Moved, News, Refused, Retrying, Unneeded
+from fedelmy_node.daemon.courier import Begins, Courier, Delivered, Moved, News, Refused, Retrying, Unneeded
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.domain.events import EdgeState, EventKind
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
@@ -54,12 +54,12 @@ class Outbox:
             plan_id=record.slice.plan_id,
         )  # fmt: skip
         self._tell("delivery-offered", edge, offer)  # nothing leaves this site without a line that says so
-        self._journal.move_edge(run, edge.id)
         self._couriers[run, edge.id] = Courier(
             edge,
             Parcel(offer=offer, path=path),
             connect=partial(self._peers.connect, record.slice, edge.receiver),
             tell=lambda news: self._post(partial(self._heard, edge, offer, news)),
+            turns=self._peers.turns,
         )
 
     def drop(self, run: RunId) -> None:
@@ -87,7 +87,9 @@ class Outbox:
         if (run, edge.id) not in self._couriers:
             return
         about = {"edge": edge.id, "peer": edge.receiver}
-        if isinstance(news, Moved):
+        if isinstance(news, Begins):
+            self._journal.move_edge(run, edge.id)
+        elif isinstance(news, Moved):
             data = {**about, "bytes": news.size, "total": offer.size}
             self._journal.record(run, edge.source, EventKind.SENDING, data)
         elif isinstance(news, Retrying):

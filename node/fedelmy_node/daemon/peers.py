@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Final
 
 from fedelmy_node.config.site import SiteConfig
+from fedelmy_node.daemon.turns import Turns
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName
 from fedelmy_node.domain.plan import Edge, Slice, StepKind
 from fedelmy_node.errors import ConsentError, FedelmyError
@@ -24,6 +26,8 @@ class Peers:
         self._config = config
         self._site = site
         self._identity = identity
+        self.turns: Final = Turns(config.transfers)
+        """For hand-overs to any of them."""
         self._lock = threading.Lock()
         self._found: dict[PeerAddress, SiteName] = {peer: peer.site for peer in config.peers if peer.site}
 

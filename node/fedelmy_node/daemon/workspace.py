@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
 
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.device import Assignment
@@ -15,16 +13,11 @@ from fedelmy_node.domain.plan import Edge, Step, StepKind
 from fedelmy_node.durable import remove_tree
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import RunRecord
-from fedelmy_node.training.job import DataSpec, Job
+from fedelmy_node.training.job import JOBS, DataSpec, Job
 
 __all__ = ["Workspace"]
 
 logger = logging.getLogger(__name__)
-
-_JOBS: Final[Mapping[StepKind, Literal["train", "merge", "evaluate"]]] = {
-    StepKind.TRAIN: "train", StepKind.MERGE: "merge", StepKind.EVALUATE: "evaluate",
-}  # fmt: skip
-"""What trainers compute; a deliver step is done by itself."""
 
 
 class Workspace:
@@ -92,7 +85,7 @@ class Workspace:
         plan, trains = record.slice, step.kind == StepKind.TRAIN
         directory = self._layout.step(plan.run, step.id)
         job = Job(
-            kind=_JOBS[step.kind],
+            kind=JOBS[step.kind],
             site=plan.site,
             visit=step.visit,
             recipe=plan.recipe,

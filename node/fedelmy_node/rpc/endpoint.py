@@ -33,7 +33,7 @@ BUDGETS: Final[Mapping[str, Budget]] = {
     "control": Budget(at_once=12, share=4, per_second=20, burst=100),
     "preparations": Budget(at_once=4, share=2, per_second=1, burst=20),
     "watchers": Budget(at_once=16, share=8, per_second=2, burst=50),
-    "neighbours": Budget(at_once=64, share=32, per_second=5, burst=100),
+    "neighbours": Budget(at_once=128, share=32, per_second=5, burst=100),
     "probes": Budget(at_once=8, share=2, per_second=1, burst=10),
     "measurements": Budget(at_once=4, share=2, per_second=0.5, burst=60),
 }

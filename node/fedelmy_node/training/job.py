@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Recipe
 from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.plan import StepKind
 
-__all__ = ["DataSpec", "Job", "Outcome", "Emit"]
+__all__ = ["JOBS", "DataSpec", "Job", "Outcome", "Emit"]
+
+JOBS: Final[Mapping[StepKind, Literal["train", "merge", "evaluate"]]] = {
+    StepKind.TRAIN: "train", StepKind.MERGE: "merge", StepKind.EVALUATE: "evaluate",
+}  # fmt: skip
+"""The kinds of steps that are computed; a deliver step keeps what it is given."""
 
 Emit = Callable[[EventKind, Mapping[str, Any]], None]
 """How training reports progress; called with the kinds RESUMED, BEGUN, EPOCH, MEMBER and WARNING."""
