@@ -110,7 +110,7 @@ def _arrow(
     way = picture.way(*pair)
     done = [transfer for transfer in transfers if transfer["state"] in ("done", "settled")]
     look = "waiting" if not transfers else "around" if around else "done" if len(done) == len(transfers) else "moving"
-    texts = _words(transfers, done) if transfers and with_texts else ()
+    texts = _words(transfers, done) if transfers and with_texts and (around or pair in picture.neighbours) else ()
     if around and len(texts) > 1:
         texts = (", ".join(texts),)
     return _Arrow(way.path, texts, way.x, way.y, way.anchor, look)
