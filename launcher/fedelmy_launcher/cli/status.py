@@ -18,8 +18,6 @@ from fedelmy_launcher.cli.options import (
     target_arguments,
     target_of,
 )
-from fedelmy_launcher.live.crowd import Together, gathered, rest_of
-from fedelmy_launcher.picture.geometry import CROWD
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.domain.events import EdgeState, StepState
 from fedelmy_node.domain.plan import StepKind
@@ -27,6 +25,7 @@ from fedelmy_node.errors import EXIT_SUBSET
 
 if TYPE_CHECKING:
     from fedelmy_launcher.control import Sites
+    from fedelmy_launcher.live.crowd import Together
     from fedelmy_launcher.progress import RunProgress
     from fedelmy_launcher.standing import Standing
     from fedelmy_node.domain.names import RunId, SiteName
@@ -114,6 +113,8 @@ def _show(
     problems: Mapping[SiteName, FedelmyError],
     progress: RunProgress,
 ) -> None:
+    from fedelmy_launcher.live.crowd import Together
+
     click.echo(f"run {standing.run}" + (f" of {standing.federation}" if standing.federation else ""))
     for row in _rows(standing.sites, reports, progress):
         if isinstance(row, Together):
@@ -135,6 +136,9 @@ def _rows(
     sites: Sequence[SiteName], reports: Mapping[SiteName, RunReport], progress: RunProgress
 ) -> list[SiteName | Together]:
     """One per site; of many, neighbours at rest share one."""
+    from fedelmy_launcher.live.crowd import gathered, rest_of
+    from fedelmy_launcher.picture.geometry import CROWD
+
     if len(sites) <= CROWD:
         return [*sites]
 
