@@ -74,7 +74,8 @@ class Peers:
         if self._agreed_address(plan, edge.receiver) is not None:
             return True
         # Of the two ends of an edge only this site's own is known: the plan may call the other one what it likes.
-        contributed = {e.sender for e in plan.edges_in if plan.step(e.target).kind != StepKind.DELIVER}
+        contributing = (StepKind.TRAIN, StepKind.MERGE)
+        contributed = {e.sender for e in plan.edges_in if plan.step(e.target).kind in contributing}
         is_result = StepKind.DELIVER == edge.carries == plan.step(edge.source).kind
         return is_result and edge.receiver in contributed
 
