@@ -42,6 +42,9 @@ ASK_AGAIN: Final = "Correct what the sites named, then ask again."
 OTHER_RUNS: Final = "`fedelmy-launch status` shows the newest run; `fedelmy-node runs list` at a site shows all."
 """What to do if nobody tells how a run is doing."""
 T = TypeVar("T")
+_AT_ONCE: Final = 32
+_LOOKING_PER_HOST: Final = 4
+"""Each loads torch and its data to answer: a hundred sites on one machine would take all of its memory."""
 _FAR_SECONDS: Final = 2.5e11
 """Nearly the year 9999: later dates have no name."""
 
@@ -115,18 +118,25 @@ class Sites:
             client.close()
 
     def ask(
-        self, question: Callable[[SiteName, OperatorClient], T], sites: Iterable[SiteName] | None = None
+        self,
+        question: Callable[[SiteName, OperatorClient], T],
+        sites: Iterable[SiteName] | None = None,
+        *,
+        per_host: int = _AT_ONCE,
     ) -> tuple[dict[SiteName, T], list[Refusal]]:
-        """What every site answers, and who refused or could not be reached."""
+        """What every site answers, and who refused or could not be reached; so many at once on one machine."""
+        asked = list(self.addresses if sites is None else sites)
+        hosts = {site: self.addresses.get(site, "").rpartition(":")[0] for site in asked}
+        room = {host: threading.Semaphore(per_host) for host in hosts.values()}
 
         def one(site: SiteName) -> T | Refusal:
-            try:
-                return question(site, self.client(site))
-            except FedelmyError as error:
-                return Refusal(site, error)
+            with room[hosts[site]]:
+                try:
+                    return question(site, self.client(site))
+                except FedelmyError as error:
+                    return Refusal(site, error)
 
-        asked = list(self.addresses if sites is None else sites)
-        pool = ThreadPoolExecutor(max_workers=min(32, max(1, len(asked))), thread_name_prefix="ask")
+        pool = ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(asked))), thread_name_prefix="ask")
         try:
             answers = dict(zip(asked, pool.map(one, asked), strict=True))
         except BaseException:
@@ -195,7 +205,7 @@ class Sites:
         def question(site: SiteName, client: OperatorClient) -> PrepareAnswer:
             return client.prepare(slices[site], check_only=check_only, examine=examine)
 
-        return self.ask(question, sites=list(slices if sites is None else sites))
+        return self.ask(question, sites=list(slices if sites is None else sites), per_host=_LOOKING_PER_HOST)
 
 
 def prepare_run(sites: Sites, plan: Plan) -> dict[SiteName, RunReport]:

@@ -129,6 +129,11 @@ class RunProgress:
         mine = self._steps_at.get(site, ())
         return next((step for step in mine if self.state_of(step.id) not in over), None)
 
+    def visits_of(self, site: SiteName) -> tuple[int, int]:
+        """How many of a site's train steps are over, and how many there are."""
+        mine = [self.state_of(step.id) for step in self._steps_at.get(site, ()) if step.kind == StepKind.TRAIN]
+        return sum(state in (StepState.DONE, StepState.SKIPPED) for state in mine), len(mine)
+
     def needs_of(self, step: OutlineStep) -> list[StepId]:
         """The steps of other sites whose output this one has not got yet; for one left out, those before it."""
         found: dict[StepId, None] = {}
@@ -176,8 +181,7 @@ class RunProgress:
             # Steps of which no site has reported may become known; a site that makes them up must come to an end.
             if step in self._by_id or len(self._around) < MAX_STEPS:
                 self._around[step] = Skip(step=step, by=event.site, code=code, message=message)
-        for step in event.data["steps"]:
-            self.sites[event.site].handovers.pop(site_of(StepId(step)), None)
+        self.sites[event.site].end_handovers(event.data["steps"])
         if any(step in self._by_id for step in new):
             self._mark()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,8 +18,11 @@ LOSSES: Final = 20
 """Epochs of the current step whose losses are kept for a sparkline."""
 _MOST_PEERS: Final = 1000
 """An end to what a site can make us keep: none has so many neighbours."""
+_MOST_HANDOVERS: Final = 1000
 _SPEED_EVENTS: Final = 6
 """A hand-over's speed is that of its last seconds: they are told about once a second."""
+_DEEDS: Final[Mapping[StepKind, str]] = {StepKind.EVALUATE: "evaluating", StepKind.MERGE: "merging"}
+"""What a step does from its beginning; others load first."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,6 +30,7 @@ class Handover:
     """A hand-over that is under way."""
 
     peer: str
+    edge: str = ""
     moved: int = 0
     """Bytes so far."""
     total: int = 0
@@ -78,7 +82,7 @@ class SiteProgress:
     skipped: bool = False
     """The others went on without what it was to train."""
     doing: str = ""
-    """What it computes now: queued, loading, warm-up, training, evaluating; empty: nothing."""
+    """What it computes now: queued, loading, warm-up, training, merging, evaluating; empty: nothing."""
     member: int = 0
     """The pool member that is being trained; 0: the warm-up, or nothing."""
     members: int = 0
@@ -99,7 +103,7 @@ class SiteProgress:
     delivered: int = 0
     """Bytes handed over on the way of the result."""
     handovers: dict[str, Handover] = field(default_factory=dict)
-    """Those under way, by receiver."""
+    """Those under way, by edge: a site may owe the same neighbour the output of several steps."""
     seconds: float = 0.0
     """Spent in train steps."""
     evaluation: Mapping[str, Any] | None = None
@@ -134,6 +138,15 @@ class SiteProgress:
     def is_final(self) -> bool:
         return self.state in set(RunState) and RunState(self.state).is_final
 
+    def handovers_to(self, peer: str) -> list[Handover]:
+        """Those under way to a neighbour."""
+        return [handover for handover in self.handovers.values() if handover.peer == peer]
+
+    def end_handovers(self, steps: Container[str]) -> None:
+        """Nothing goes to these steps any more: they are left out."""
+        for edge in [edge for edge in self.handovers if edge.partition(">")[2].partition("/")[0] in steps]:
+            del self.handovers[edge]
+
     def seconds_left(self, now: float) -> float | None:
         """Of the step that it computes; `now` by our clock."""
         return None if self.ends_at is None else max(0.0, self.ends_at - self.clock_ahead_seconds - now)
@@ -147,7 +160,7 @@ class SiteProgress:
                 self._run(data)
             case EventKind.STEP:
                 self._step(event, kind)
-            case EventKind.BEGUN if kind != StepKind.EVALUATE:
+            case EventKind.BEGUN if kind not in (StepKind.EVALUATE, StepKind.MERGE):
                 self.doing = "training"
             case EventKind.RESUMED:
                 self._place(data)
@@ -183,7 +196,7 @@ class SiteProgress:
         self.doing, self.ends_at = "queued" if state == StepState.QUEUED else "", None
         if state == StepState.RUNNING:
             self._begun[event.step] = event.time
-            self.doing = "evaluating" if kind == StepKind.EVALUATE else "loading"
+            self.doing = _DEEDS.get(kind, "loading") if kind else "loading"
             self.problem = ""
             if kind == StepKind.TRAIN:
                 self.losses.clear()
@@ -218,16 +231,17 @@ class SiteProgress:
 
     def _hand_over(self, event: Event) -> None:
         data, peer = event.data, event.data["peer"]
+        edge = str(data.get("edge") or peer)
         if event.kind == EventKind.SENT:
-            self.handovers.pop(peer, None)
+            self.handovers.pop(edge, None)
             if data["carries"] == StepKind.DELIVER:
                 self.delivered += data["bytes"]
             else:
                 self.sent += data["bytes"]
             return
-        if peer not in self.handovers and len(self.handovers) >= _MOST_PEERS:
+        if edge not in self.handovers and len(self.handovers) >= _MOST_HANDOVERS:
             return
-        handover = self.handovers.setdefault(peer, Handover(peer=peer))
+        handover = self.handovers.setdefault(edge, Handover(peer=peer, edge=edge))
         if event.kind == EventKind.SENDING:
             handover.move(event.time, data["bytes"], data["total"])
         else:

@@ -109,8 +109,8 @@ def test_a_run_is_shown_from_its_beginning_to_its_end_without_a_reload(bed: Bed,
         seen = page.evaluate("window.seen")
         assert all({"training", "done"} <= set(seen[site]) for site in NAMES), seen
         assert page.evaluate("window.marked") is True and visit.loads == 1
-        assert page.locator(".chain .edge.done:not(.deliver)").count() == len(NAMES) - 1
-        assert page.locator(".chain .edge.done.deliver").count() == len(NAMES) - 1
+        assert page.locator(".graph .edge.done:not(.deliver)").count() == len(NAMES) - 1
+        assert page.locator(".graph .edge.done.deliver").count() == len(NAMES) - 1
         log = page.inner_text("#lines")
         assert all(f"received {size} from" in log for size in ("69.4 kB",)), log
         assert "run done" in log

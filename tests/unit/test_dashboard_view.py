@@ -90,10 +90,10 @@ def test_a_hand_over_is_seen_moving_with_its_rate_and_then_done() -> None:
 
 def test_a_way_around_is_drawn_only_once_it_is_taken() -> None:
     story = Story()
-    around = "train.1@north>train.3@west/train.2@south"
+    around = "train.1@north>train.3@south/train.2@west"
     story.tell(STEPS[0], EventKind.RUN, 1.0, state="running")
     assert story.view()["links"] == []
-    story.tell(STEPS[0], EventKind.SENDING, 10.0, edge=around, peer="west", bytes=0, total=10)
+    story.tell(STEPS[0], EventKind.SENDING, 10.0, edge=around, peer="south", bytes=0, total=10)
     assert [link["around"] for link in story.view()["links"]] == [True]
 
 

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from fedelmy_launcher.discovery import reported_run
 from fedelmy_launcher.live.alerts import alerts_of, needed_bytes
-from fedelmy_launcher.live.marks import ASCII, UNICODE, duration_text, marks_for
+from fedelmy_launcher.live.marks import ASCII, UNICODE, marks_for
 from fedelmy_launcher.live.screen import live_view
 from fedelmy_launcher.live.waiting import training_left
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import RunId, SiteName, StepId
+from fedelmy_node.domain.narration import duration_text
 from fedelmy_node.domain.reports import NodeDescription
 
 NOW = 1_000_000.0
@@ -207,6 +208,11 @@ def test_many_sites_in_a_low_terminal() -> None:
     lines = run.drawn(height=16)
     assert len(lines) <= 16
     assert any(line.startswith("site-00") and "training" in line for line in lines)
+    assert any(line.startswith("28 sites") and "site-02 to site-29" in line for line in lines)
+    for name in names:
+        run.tell(name, "train.1", EventKind.STEP, state="running")
+    lines = run.drawn(height=16)
+    assert len(lines) <= 16
     assert any("sites more" in line for line in lines)
 
 

@@ -112,7 +112,7 @@ def test_no_text_becomes_markup(html: str) -> None:
 def test_figures_are_whole_svgs_that_are_always_the_same(history: dict[str, Any], html: str) -> None:
     for draw in (
         figures.timeline, figures.pool_accuracies, figures.pool_distances, figures.class_histograms,
-        figures.feature_maps, figures.bytes_against_paper, figures.chain_picture,
+        figures.feature_maps, figures.bytes_against_paper, figures.run_picture,
     ):  # fmt: skip
         svg = draw(history)
         assert svg is not None

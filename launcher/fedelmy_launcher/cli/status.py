@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from fedelmy_node.errors import EXIT_SUBSET
 
 if TYPE_CHECKING:
     from fedelmy_launcher.control import Sites
+    from fedelmy_launcher.live.crowd import Together
     from fedelmy_launcher.progress import RunProgress
     from fedelmy_launcher.standing import Standing
     from fedelmy_node.domain.names import RunId, SiteName
@@ -112,19 +113,47 @@ def _show(
     problems: Mapping[SiteName, FedelmyError],
     progress: RunProgress,
 ) -> None:
+    from fedelmy_launcher.live.crowd import Together
+
     click.echo(f"run {standing.run}" + (f" of {standing.federation}" if standing.federation else ""))
-    for site in standing.sites:
-        if site in reports:
-            _show_site(reports[site], standing, progress)
-        elif site in problems:
-            error = problems[site]
-            click.echo(f"  {site:<16} {error}\n{'':19}{error.hint}")
+    for row in _rows(standing.sites, reports, progress):
+        if isinstance(row, Together):
+            click.echo(f"  {row.span}: {len(row.sites)} sites, {row.text}")
+        elif row in reports:
+            _show_site(reports[row], standing, progress)
+        elif row in problems:
+            error = problems[row]
+            click.echo(f"  {row:<16} {error}\n{'':19}{error.hint}")
     outcome = standing.outcome
     if outcome.contributors:
         holder = "the result" if outcome.result else "so far the model"
         click.echo(f"  {holder} holds the work of {', '.join(outcome.contributors)}")
     for line in outcome.sentences():
         click.echo(f"  {line}")
+
+
+def _rows(
+    sites: Sequence[SiteName], reports: Mapping[SiteName, RunReport], progress: RunProgress
+) -> list[SiteName | Together]:
+    """One per site; of many, neighbours at rest share one."""
+    from fedelmy_launcher.live.crowd import gathered, rest_of
+    from fedelmy_launcher.picture.geometry import CROWD
+
+    if len(sites) <= CROWD:
+        return [*sites]
+
+    def rest(site: SiteName) -> str:
+        report = reports.get(site)
+        if report is None or report.absent or any(edge.state == EdgeState.MOVING for edge in report.edges):
+            return ""
+        return rest_of(progress, progress.sites[site]) if _is_quiet(report) else ""
+
+    rows: list[SiteName | Together] = [*gathered(sites, rest, str)]
+    return rows
+
+
+def _is_quiet(report: RunReport) -> bool:
+    return all(step.state in (StepState.WAITING, StepState.DONE) for step in report.steps)
 
 
 def _show_site(report: RunReport, standing: Standing, progress: RunProgress) -> None:

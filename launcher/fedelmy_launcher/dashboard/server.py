@@ -40,7 +40,7 @@ _HEADERS: Final = {
 _PAGES: Final = {
     "": ("index.html", "text/html; charset=utf-8"),
     "dashboard.js": ("dashboard.js", "text/javascript; charset=utf-8"),
-    "chain.js": ("chain.js", "text/javascript; charset=utf-8"),
+    "graph.js": ("graph.js", "text/javascript; charset=utf-8"),
     "dashboard.css": ("dashboard.css", "text/css; charset=utf-8"),
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }

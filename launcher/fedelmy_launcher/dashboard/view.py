@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from fedelmy_launcher.dashboard.follower import Follower
+from fedelmy_launcher.live.crowd import Together, gathered, rest_of, span_text
 from fedelmy_launcher.live.waiting import doing_sentence
+from fedelmy_launcher.picture.geometry import Look, Picture, picture_of
 from fedelmy_launcher.site_progress import SiteProgress
 from fedelmy_node.domain.events import EdgeState
 from fedelmy_node.domain.names import EdgeId, edge_ends
@@ -19,6 +22,16 @@ __all__ = ["run_view"]
 _POINTS: Final = 80
 """Of a card's curve; the figures have all."""
 _WARNINGS: Final = 50
+_LINKS: Final = 600
+"""That are drawn; those on which something moves come first."""
+_RIM: Final = 7.0
+"""Between a site and where a way to it ends."""
+_LARGE: Final = Look(
+    half_width=24 + _RIM, half_height=24 + _RIM, step_x=156, step_y=136, per_row=7, margin=44, below=40, round=True
+)
+_SMALL: Final = Look(
+    half_width=9 + _RIM, half_height=9 + _RIM, step_x=84, step_y=60, per_row=13, margin=16, below=12, round=True
+)
 _RATE_SECONDS: Final = 0.3
 """A rate over less is noise."""
 _RESULT: Final = (
@@ -39,9 +52,13 @@ def run_view(follower: Follower) -> dict[str, Any]:
             return {"run": follower.run, "known": False, "silent": silent, "sites": [], "links": []}
         whole = history.encoded()
         progress = history.progress
+        names = [site["name"] for site in whole["sites"]]
+        picture = picture_of(whole["shape"], names, _LARGE, _SMALL)
         sites = []
         for site in whole["sites"]:
             now = progress.sites[site["name"]]
+            over, visits = progress.visits_of(now.site)
+            rests = rest_of(progress, now) if picture.small else ""
             sites.append(
                 {
                     **{key: site[key] for key in ("name", "state", "problem", "silence", "skipped")},
@@ -52,7 +69,10 @@ def run_view(follower: Follower) -> dict[str, Any]:
                     "loss": now.loss, "validation": now.validation,
                     "seconds": site["training_seconds"], "sha256": now.sha256,
                     "unreachable": [clean(text, 400) for text in now.unreachable.values()],
-                    "pool": _pool(site["steps"]),
+                    "pool": [] if rests else _pool(site["steps"]),
+                    "visit": min(over + 1, visits), "visits": visits, "trained": 0 < visits == over, "rests": rests,
+                    "x": picture.places[site["name"]].x, "y": picture.places[site["name"]].y,
+                    "angle": picture.places[site["name"]].angle,
                 }
             )  # fmt: skip
         return {
@@ -63,7 +83,15 @@ def run_view(follower: Follower) -> dict[str, Any]:
             "began": whole["began_at"],
             "ended": whole["ended_at"],
             "sites": sites,
-            "links": [link for transfer in whole["transfers"] if (link := _link(transfer))],
+            "links": _links(whole["transfers"], picture),
+            "picture": {
+                "kind": whole["shape"]["kind"],
+                "width": picture.width,
+                "height": picture.height,
+                "small": picture.small,
+                "radius": picture.look.half_width - _RIM,
+            },
+            "together": _together(sites) if picture.small else [],
             "silent": silent,
             "warnings": [
                 {key: warning[key] for key in ("time", "site", "kind", "code", "message", "times")}
@@ -72,6 +100,16 @@ def run_view(follower: Follower) -> dict[str, Any]:
             "sentences": [" ".join(line.split()) for line in progress.outcome().sentences()],
             "result": {key: whole[key] for key in _RESULT},
         }
+
+
+def _together(sites: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours of which nothing else is to be said."""
+    rows = gathered(sites, itemgetter("rests"), itemgetter("name"))
+    return [
+        {"sites": len(row.sites), "text": row.text, "names": span_text(row.sites)}
+        for row in rows
+        if isinstance(row, Together)
+    ]
 
 
 def _doing(site: SiteProgress) -> str:
@@ -105,6 +143,30 @@ def _some(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Evenly many of them, with the last."""
     every = -(-len(rows) // _POINTS)
     return rows if every <= 1 else [*rows[:-1:every], rows[-1]]
+
+
+def _links(transfers: Sequence[Mapping[str, Any]], picture: Picture) -> list[dict[str, Any]]:
+    """One per pair of sites and direction, and one for the result's way: in a ring, all visits share it."""
+    ways: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
+    for transfer in transfers:
+        link = _link(transfer)
+        if link is not None and {link["from"], link["to"]} <= set(picture.places):
+            ways.setdefault((link["from"], link["to"], link["carries"] == StepKind.DELIVER), []).append(link)
+    shown = []
+    for (sender, receiver, result), links in ways.items():
+        moving, done = ([one for one in links if one["state"] == state] for state in (EdgeState.MOVING, "done"))
+        way = picture.way(sender, receiver, result=result)
+        shown.append(
+            (moving or done[-1:] or links)[0]
+            | {
+                "id": f"{sender}>{receiver}" + (">result" if result else ""), "times": len(done), "of": len(links),
+                "retries": sum(one["retries"] for one in links),
+                "path": way.path, "x": round(way.x, 1), "y": round(way.y, 1), "anchor": way.anchor,
+                "room": round(way.room),
+            }
+        )  # fmt: skip
+    ranks = {EdgeState.MOVING: 0, "done": 1}
+    return sorted(shown, key=lambda link: ranks.get(link["state"], 2))[:_LINKS]
 
 
 def _link(transfer: Mapping[str, Any]) -> dict[str, Any] | None:

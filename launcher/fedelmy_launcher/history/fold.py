@@ -15,6 +15,7 @@ from fedelmy_launcher.history.learning import StepHistory
 from fedelmy_launcher.history.measures import count, counts, evaluation, names, number, text
 from fedelmy_launcher.history.spans import SiteSpans
 from fedelmy_launcher.outcome import Outline
+from fedelmy_launcher.picture.shape import shape_of
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.standing import run_state
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
@@ -214,6 +215,7 @@ class RunHistory:
             "began_at": began_at,
             "ended_at": ended_at,
             "seconds": round(ended_at - began_at, 3) if began_at and ended_at else None,
+            "shape": shape_of(self.progress.steps),
             "recipe": clean_all(dict(recipe)) if recipe else None,
             "holders": list(self.progress.outcome().holders),
             "sites": [own[name] | self._site(name, site, spans) for name, site in self._sites.items()],

@@ -12,7 +12,9 @@ from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 
 __all__ = ["SiteSpans", "Doing"]
 
-Doing = Literal["waiting", "queued", "loading", "training", "evaluating", "sending", "unreachable", "skipped"]
+Doing = Literal[
+    "waiting", "queued", "loading", "training", "merging", "evaluating", "sending", "unreachable", "skipped"
+]
 _MOST_SPANS: Final = 2000
 """Of one site; the oldest go first."""
 _MOST_LINKS: Final = 2000
@@ -54,7 +56,7 @@ class SiteSpans:
                 if self._is_loading(event) and str(event.step).startswith("evaluate"):
                     self._turn("evaluating", event.time, str(event.step))
             case EventKind.BEGUN | EventKind.EPOCH:
-                if self._work is None or self._work.what != "training":
+                if self._work is None or self._work.what not in ("training", "merging"):
                     self._turn("training", event.time, str(event.step))
             case EventKind.SENDING:
                 self._open("sending", _link(data), event.time, f"to {data['peer']}")
@@ -85,7 +87,7 @@ class SiteSpans:
         kind = step.partition(".")[0]
         if state == StepState.RUNNING:
             is_ready = kind == "evaluate" and step in self._ready
-            self._turn("evaluating" if is_ready else "loading", time, step)
+            self._turn("merging" if kind == "merge" else "evaluating" if is_ready else "loading", time, step)
             return
         if state == StepState.QUEUED:
             if self._work is None or self._work.what == "waiting":

@@ -8,13 +8,12 @@ from typing import Any, Final
 
 from fedelmy_launcher.control import Sites
 from fedelmy_launcher.listening import Streams
-from fedelmy_launcher.live.marks import duration_text
 from fedelmy_launcher.outcome import Outline
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.site_progress import SiteProgress
 from fedelmy_node.domain.events import Event, StepState
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.domain.narration import percent
+from fedelmy_node.domain.narration import duration_text, percent
 from fedelmy_node.domain.reports import RunReport
 
 __all__ = ["glance", "pace_of", "pace_text"]

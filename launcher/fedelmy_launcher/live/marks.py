@@ -1,4 +1,4 @@
-"""Small pictures made of characters: pools, sparklines, bars, durations; in ASCII where a terminal has no others."""
+"""Small pictures made of characters: pools, sparklines, bars; in ASCII where a terminal has no others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Marks", "UNICODE", "ASCII", "NO_MARKS", "marks_for", "duration_text"]
+__all__ = ["Marks", "UNICODE", "ASCII", "NO_MARKS", "marks_for"]
 
 _MANY: Final = 12
 """A pool with more members is told in numbers."""
@@ -65,13 +65,3 @@ NO_MARKS: Final = Marks(done="", begun="", ahead="", levels=" ", full="", empty=
 def marks_for(encoding: str | None) -> Marks:
     """What an output of this encoding can show."""
     return UNICODE if (encoding or "").lower().replace("-", "").startswith("utf") else ASCII
-
-
-def duration_text(seconds: float) -> str:
-    """For a sentence: 45 s, 3 min 20 s, 2 h 5 min."""
-    whole = max(0, round(seconds))
-    if whole < 100:
-        return f"{whole} s"
-    if whole < 6000:
-        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
-    return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 360_000 else f"{whole // 86_400} days"

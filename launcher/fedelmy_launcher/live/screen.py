@@ -13,14 +13,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fedelmy_launcher.live.marks import duration_text, marks_for
+from fedelmy_launcher.live.marks import marks_for
 from fedelmy_launcher.live.table import live_table, trouble_of
 from fedelmy_launcher.live.waiting import training_left
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.config.decode import encode
 from fedelmy_node.domain.events import Event, StepState
-from fedelmy_node.domain.narration import narrate
+from fedelmy_node.domain.narration import duration_text, narrate
 from fedelmy_node.domain.plan import StepKind
 
 __all__ = ["Screen", "open_screen", "live_view"]
@@ -123,15 +123,23 @@ def live_view(progress: RunProgress, console: Console, news: list[str], now: flo
 
 def _summary(progress: RunProgress, now: float) -> str:
     """How far the run is as a whole, and how long it will train, as far as that can be said honestly."""
-    train = [step.id for step in progress.steps if step.kind == StepKind.TRAIN]
-    done = sum(progress.state_of(step) == StepState.DONE for step in train)
+    trained, to_train = _share(progress, StepKind.TRAIN)
+    merged, to_merge = _share(progress, StepKind.MERGE)
+    if trained == to_train and to_train:
+        there, receivers = _share(progress, StepKind.DELIVER)
+        merges = f"merged: {merged} of {to_merge}; " if to_merge else ""
+        return f"all have trained; {merges}the result has reached {there} of {receivers}"
+    visits = " visits" if to_train > len(progress.sites) else ""
+    texts = [f"trained: {trained} of {to_train}{visits}" if to_train else ""]
+    texts += [f"merged: {merged} of {to_merge}"] if to_merge else []
     forecast = training_left(progress, now)
-    if done == len(train) and train:
-        delivered = [step.id for step in progress.steps if step.kind == StepKind.DELIVER]
-        there = sum(progress.state_of(step) == StepState.DONE for step in delivered)
-        return f"all have trained; the result has reached {there} of {len(delivered)}"
-    text = f"trained: {done} of {len(train)}" if train else ""
-    return f"{text}; {forecast.sentence()}" if forecast else text
+    return "; ".join([*texts, *([forecast.sentence()] if forecast else [])])
+
+
+def _share(progress: RunProgress, kind: StepKind) -> tuple[int, int]:
+    """How many steps of a kind are done, and how many there are."""
+    steps = [step.id for step in progress.steps if step.kind == kind]
+    return sum(progress.state_of(step) == StepState.DONE for step in steps), len(steps)
 
 
 class _Lines:

@@ -10,12 +10,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedelmy_launcher.live.marks import ASCII, UNICODE, Marks, duration_text
+from fedelmy_launcher.live.crowd import Together, rows_of
+from fedelmy_launcher.live.marks import ASCII, UNICODE, Marks
 from fedelmy_launcher.live.waiting import doing_texts
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.site_progress import LOSSES, SiteProgress
 from fedelmy_node.domain.events import RunState
-from fedelmy_node.domain.narration import bytes_text, percent
+from fedelmy_node.domain.narration import bytes_text, duration_text, percent
 
 __all__ = ["live_table", "site_table", "trouble_of"]
 
@@ -25,6 +26,8 @@ _STYLES: Final = {
 }  # fmt: skip
 _ASCII_HEAD: Final = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _GAP: Final = 2
+_LEAST_TOGETHER: Final = 10
+"""With fewer sites, hardly a terminal is so low that some must share a line."""
 _DOING_LEAST, _DOING_GOOD, _DOING_MOST = 24, 40, 50
 _NAME_MOST: Final = 20
 _SPARK_LEAST: Final = 8
@@ -44,7 +47,7 @@ class _Column:
 
 
 def live_table(progress: RunProgress, width: int, marks: Marks, now: float, lines: int = 1000) -> Table:
-    """The run as it is at this moment, in `width` columns; with more sites than `lines`, those where most happens."""
+    """The run as it is at this moment, in `width` columns; with more rows than `lines`, those where most happens."""
     sites = list(progress.sites.values())
     columns, doing_width = _fitting(_columns(progress, marks), width, marks)
     table = _table(marks)
@@ -53,25 +56,33 @@ def live_table(progress: RunProgress, width: int, marks: Marks, now: float, line
         table.add_column(column.name, width=column.width, no_wrap=True, justify="right" if column.right else "left")
         if column.name == "site":
             table.add_column("", width=doing_width, no_wrap=True)
-    shown = _busiest(progress, lines)
-    for site in shown:
-        text = Text(_longest(doing_texts(progress, site, marks, now), doing_width, marks), style=_style(site))
-        cells: list[str | Text] = [marks.cut(column.cell(site), column.width) for column in columns]
+    rows = rows_of(progress, lines)
+    shown = _busiest(progress, rows, lines)
+    for row in shown:
+        if isinstance(row, Together):
+            table.add_row(f"{len(row.sites)} sites", Text(_longest(row.texts, doing_width, marks), style="dim"))
+            continue
+        text = Text(_longest(doing_texts(progress, row, marks, now), doing_width, marks), style=_style(row))
+        cells: list[str | Text] = [marks.cut(column.cell(row), column.width) for column in columns]
         table.add_row(cells[0], text, *cells[1:])
-    left_out = len(sites) - len(shown)
-    if left_out:
-        rest = [site for site in sites if site not in shown]
-        done = sum(site.state == RunState.DONE for site in rest)
-        table.caption = f"and {left_out} sites more, {done} of them done"
+    out = {name for row in rows if row not in shown for name in _names(row)}
+    if out:
+        done = sum(site.state == RunState.DONE for site in sites if site.site in out)
+        table.caption = f"and {len(out)} sites more, {done} of them done"
         table.caption_justify = "left"
     return table
+
+
+def _names(row: SiteProgress | Together) -> Sequence[str]:
+    return row.sites if isinstance(row, Together) else (row.site,)
 
 
 def site_table(progress: RunProgress, title: str, marks: Marks = UNICODE) -> Table:
     """The run as it ended, or as it stands: what remains on the screen."""
     table = _table(marks)
     table.title, table.title_justify, table.title_style = title, "left", "bold"
-    for name in ("site", "state", "pool", "trained", "val. acc.", "sent", "test acc."):
+    visits = ["visits"] if _has_visits(progress) else []
+    for name in ("site", "state", *visits, "pool", "trained", "val. acc.", "sent", "test acc."):
         left = name in ("site", "state", "pool")
         table.add_column(name, justify="left" if left else "right", no_wrap=name != "site", overflow="fold")
     for site in progress.sites.values():
@@ -80,6 +91,7 @@ def site_table(progress: RunProgress, title: str, marks: Marks = UNICODE) -> Tab
         table.add_row(
             site.site,
             Text(state, style=_style(site)),
+            *([_visit(progress, site)] if visits else []),
             marks.pool(site.members_done, site.member, site.members),
             duration_text(site.seconds) if site.seconds else "",
             percent(site.validation) or ("-" if site.epoch else ""),
@@ -108,11 +120,13 @@ def _table(marks: Marks) -> Table:
 def _columns(progress: RunProgress, marks: Marks) -> dict[str, _Column]:
     """All of them, by key, from left to right."""
     sites = progress.sites.values()
-    name = min(_NAME_MOST, max(4, *(len(site.site) for site in sites)) if sites else 4)
+    together = len(f"{len(sites)} sites") if len(sites) >= _LEAST_TOGETHER else 4
+    name = min(_NAME_MOST, max([together, *(len(site.site) for site in sites)]))
     epochs = max((len(str(site.epochs)) for site in sites), default=1)
     pool = max((len(marks.pool(0, 0, site.members)) for site in sites), default=0)
     return {
         "site": _Column("site", name, lambda site: site.site, right=False),
+        **({"visit": _Column("visit", 5, lambda site: _visit(progress, site))} if _has_visits(progress) else {}),
         "pool": _Column("pool", max(4, pool), lambda site: marks.pool(*_pool(site)), right=False),
         "epoch": _Column("epoch", max(5, 2 * epochs + 1), _epoch),
         "spark": _spark(marks, LOSSES),
@@ -147,19 +161,30 @@ def _longest(texts: Sequence[str], width: int, marks: Marks) -> str:
     return next((text for text in texts if len(text) <= width), marks.cut(texts[-1], width))
 
 
-def _busiest(progress: RunProgress, lines: int) -> list[SiteProgress]:
-    """As many sites as there are lines, in their order: those at work or in trouble first, then those still to come."""
-    sites = list(progress.sites.values())
-    if len(sites) <= lines:
-        return sites
+def _busiest(progress: RunProgress, rows: list[SiteProgress | Together], lines: int) -> list[SiteProgress | Together]:
+    """As many rows as there are lines, in their order: those at work or in trouble first, then those still to come."""
+    if len(rows) <= lines:
+        return rows
 
-    def rank(site: SiteProgress) -> int:
-        if site.doing or site.handovers or site.silent or trouble_of(site):
+    def rank(row: SiteProgress | Together) -> int:
+        if isinstance(row, Together):
+            return 3
+        if row.doing or row.handovers or row.silent or trouble_of(row):
             return 0
-        return 2 if site.is_final or progress.next_step(site.site) is None else 1
+        return 2 if row.is_final or progress.next_step(row.site) is None else 1
 
-    chosen = {site.site for site in sorted(sites, key=rank)[: max(1, lines - 1)]}
-    return [site for site in sites if site.site in chosen]
+    chosen = sorted(range(len(rows)), key=lambda number: rank(rows[number]))[: max(1, lines - 1)]
+    return [rows[number] for number in sorted(chosen)]
+
+
+def _has_visits(progress: RunProgress) -> bool:
+    return any(progress.visits_of(site)[1] > 1 for site in progress.sites)
+
+
+def _visit(progress: RunProgress, site: SiteProgress) -> str:
+    """The one that it is at, or will be at next."""
+    over, visits = progress.visits_of(site.site)
+    return f"{min(over + 1, visits)}/{visits}" if visits else ""
 
 
 def _pool(site: SiteProgress) -> tuple[int, int, int]:

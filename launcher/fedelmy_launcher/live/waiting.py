@@ -10,16 +10,18 @@ from collections.abc import Iterator, Mapping
 from statistics import mean
 from typing import Final
 
-from fedelmy_launcher.live.marks import NO_MARKS, Marks, duration_text
+from fedelmy_launcher.live.marks import NO_MARKS, Marks
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.site_progress import Handover, SiteProgress
 from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import StepId, site_of
-from fedelmy_node.domain.narration import bytes_text
+from fedelmy_node.domain.narration import bytes_text, duration_text
 from fedelmy_node.domain.plan import StepKind
 
 __all__ = ["doing_texts", "doing_sentence", "training_left", "Forecast"]
 
+_MAKES: Final = (StepKind.TRAIN, StepKind.MERGE)
+"""Steps that make a model."""
 _AHEAD_TEXTS: Final[Mapping[str, list[str]]] = {
     "asking": ["asked to take part", "asked"],
     RunState.PENDING: ["waits for its administrator to agree", "waits for its administrator", "waits for approval"],
@@ -33,7 +35,7 @@ def doing_texts(progress: RunProgress, site: SiteProgress, marks: Marks, now: fl
         return _absent(site)
     if site.state != RunState.RUNNING:
         return _AHEAD_TEXTS.get(site.state, [site.state])
-    moving = [text for handover in site.handovers.values() for text in _handing(site, handover, marks, now)][:5]
+    moving = _moving(site, marks, now)
     if site.doing and moving:
         return [f"{site.doing}, {moving[0]}", f"{site.doing}, {moving[-1]}", moving[-1]]
     if site.doing == "queued":
@@ -58,6 +60,34 @@ def _computing(site: SiteProgress, now: float) -> list[str]:
     if left is None:
         return [site.doing]
     return [f"{site.doing}, about {duration_text(left)} left", f"{site.doing}, {duration_text(left)} left", site.doing]
+
+
+def _moving(site: SiteProgress, marks: Marks, now: float) -> list[str]:
+    """The hand-overs of a site: one by one if there is one, else together."""
+    under_way = [handover for handover in site.handovers.values() if not handover.retry]
+    failed = [handover for handover in site.handovers.values() if handover.retry]
+    if len(site.handovers) <= 1 or not under_way:
+        return _handing(site, (under_way + failed)[0], marks, now) if site.handovers else []
+    also = f", {len(failed)} failed" if failed else ""
+    if len(under_way) == 1:
+        return [f"{text}{also}" for text in _handing(site, under_way[0], marks, now)]
+    total, moved = sum(handover.total for handover in under_way), sum(handover.moved for handover in under_way)
+    part = moved / total if total else 0.0
+    to, percent = f"{len(under_way)} sites", f"{100 * part:.0f}%"
+    speed = sum(handover.speed or 0.0 for handover in under_way)
+    rate = f"{bytes_text(int(speed))}/s" if speed else ""
+    left = f"{duration_text((total - moved) / speed)} left" if speed else ""
+    told = [
+        f"sends to {to} {marks.bar(part, 10)} {percent}, {rate}, {left}{also}",
+        f"sends to {to} {marks.bar(part, 6)} {percent}, {rate}, {left}{also}",
+        f"to {to} {marks.bar(part, 4)} {percent} {_brief(rate)}{also}",
+    ]
+    return [
+        *(told if speed else ()),
+        f"sends to {to} {marks.bar(part, 10)} {percent}{also}",
+        f"to {to} {marks.bar(part, 6)} {percent}{also}",
+        f"to {to} {percent}{also}",
+    ]
 
 
 def _handing(site: SiteProgress, handover: Handover, marks: Marks, now: float) -> list[str]:
@@ -97,11 +127,14 @@ def _waiting(progress: RunProgress, site: SiteProgress, now: float) -> list[str]
         return ["done here, the others are not yet", "done here"]
     needs = progress.needs_of(step)
     if not needs:
-        return ["waits for another step of its own", "waits"]
+        return ["waits for another step of its own", "waits"] if step.needs else ["is about to begin", "begins"]
     others = list(dict.fromkeys(site_of(need) for need in needs))
     names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
     if step.kind == StepKind.DELIVER:
         return [f"waits for the result, from {names}", "waits for the result", "waits for result"]
+    if step.kind == StepKind.MERGE and len(step.needs) > 1:
+        here = f"has {len(step.needs) - len(needs)} of {len(step.needs)} models"
+        return [f"{here}, waits for {names}", f"{here}, waits", here]
     texts = [f"waits for {names}", f"waits for {len(others)} sites" if len(others) > 1 else "waits"]
     if len(others) > 1 or others[0] not in progress.sites:
         return texts
@@ -116,14 +149,14 @@ def _reasons(progress: RunProgress, other: SiteProgress, site: SiteProgress, now
         yield "no answer"
     elif other.is_final or other.state == RunState.PENDING:
         yield other.state
-    elif site.site in other.handovers:
-        handover = other.handovers[site.site]
+    elif handovers := other.handovers_to(site.site):
+        handover = handovers[0]
         if handover.retry:
             yield "its hand-over failed"
         else:
             yield f"sending, {100 * handover.share:.0f}%"
             yield f"{100 * handover.share:.0f}%"
-    elif other.doing in ("warm-up", "training", "loading", "queued"):
+    elif other.doing in ("warm-up", "training", "loading", "queued", "merging"):
         left = other.seconds_left(now)
         if left is not None:
             yield f"{other.doing}, about {duration_text(left)}"
@@ -148,12 +181,16 @@ class Forecast:
 
 
 def training_left(progress: RunProgress, now: float) -> Forecast | None:
-    """Along the longest way through the train steps; None until one of them has told how long it takes."""
-    train = {
-        step.id: step
+    """Along the longest way through what is still to be trained; None until a train step has told how long it takes.
+
+    A merge takes moments; what it needs it waits for.
+    """
+    ahead = [
+        step
         for step in progress.steps
-        if step.kind == StepKind.TRAIN and progress.state_of(step.id) not in (StepState.DONE, StepState.SKIPPED)
-    }
+        if step.kind in _MAKES and progress.state_of(step.id) not in (StepState.DONE, StepState.SKIPPED)
+    ]
+    train = {step.id: step for step in ahead if step.kind == StepKind.TRAIN}
     known = [progress.seconds_of(step.id) for step in progress.steps if step.kind == StepKind.TRAIN]
     taken = [seconds for seconds in known if seconds is not None]
     left: dict[StepId, float] = {}
@@ -173,7 +210,7 @@ def training_left(progress: RunProgress, now: float) -> Forecast | None:
         return None
     usual = mean(taken)
     ends: dict[StepId, float] = {}
-    for step in train.values():  # inputs before outputs
+    for step in ahead:  # inputs before outputs
         before = max((ends[need] for need in step.needs if need in ends), default=0.0)
-        ends[step.id] = before + left.get(step.id, usual)
+        ends[step.id] = before + (left.get(step.id, usual) if step.id in train else 0.0)
     return Forecast(max(ends.values()), len(train) - len(left))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedelmy_launcher.report.templating import duration
-from fedelmy_node.domain.narration import percent
+from fedelmy_node.domain.narration import duration_text, percent
 
 __all__ = ["headline", "reasons"]
 
@@ -40,7 +39,7 @@ def _done(history: Mapping[str, Any]) -> str:
     work = f"the work of {number} site{'s' if number != 1 else ''}"
     if out:
         work = f"the work of {number} of {len(history['sites'])} sites, without {out}"
-    took = f" in {duration(history['seconds'])}" if history["seconds"] else ""
+    took = f" in {duration_text(history['seconds'], exact=True)}" if history["seconds"] else ""
     if history["accuracy"] is None:
         return f"Done{took}: the result holds {work}; its accuracy was not measured or not disclosed."
     return (
@@ -79,5 +78,6 @@ def reasons(history: Mapping[str, Any]) -> list[str]:
     for site in skewed:
         offset = site["clock_offset_seconds"]
         way = "ahead" if offset > 0 else "behind"
-        lines.append(f"The clock of {site['name']} is {duration(abs(offset))} {way}; its times are corrected here.")
+        apart = duration_text(abs(offset), exact=True)
+        lines.append(f"The clock of {site['name']} is {apart} {way}; its times are corrected here.")
     return lines

@@ -40,8 +40,9 @@ def _summary(history: Mapping[str, Any]) -> dict[str, Any]:
     return {"headline": headline(history), "reasons": reasons(history)}
 
 
-def _chain(history: Mapping[str, Any]) -> dict[str, Any]:
-    return {"picture": _svg(figures.chain_picture(history))}
+def _picture(history: Mapping[str, Any]) -> dict[str, Any]:
+    shape = history.get("shape") or {}
+    return {"picture": _svg(figures.run_picture(history)), "shape": shape.get("kind", "line")}
 
 
 def _timeline(history: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def _timeline(history: Mapping[str, Any]) -> dict[str, Any]:
             end = span["end"] if span["end"] is not None else history["ended_at"] or history["as_of"] or span["begin"]
             spent[span["what"]] = spent.get(span["what"], 0.0) + max(0.0, end - span["begin"])
         rows.append((site, spent))
-    columns = ("waiting", "queued", "loading", "training", "evaluating", "sending", "unreachable")
+    columns = ("waiting", "queued", "loading", "training", "merging", "evaluating", "sending", "unreachable")
     return {"picture": _svg(figures.timeline(history)), "rows": rows, "columns": columns}
 
 
@@ -117,7 +118,7 @@ def _log(history: Mapping[str, Any]) -> dict[str, Any]:
 
 SECTIONS: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]]]] = {
     "summary": ("Outcome", _summary),
-    "chain": ("The chain", _chain),
+    "picture": ("The model's way", _picture),
     "timeline": ("Timeline", _timeline),
     "curves": ("Loss and validation accuracy", _curves),
     "pool": ("The pool of every site", _pool),

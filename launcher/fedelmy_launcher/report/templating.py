@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedelmy_node.domain.narration import bytes_text, percent
+from fedelmy_node.domain.narration import bytes_text, duration_text, percent
 
-__all__ = ["render", "duration"]
+__all__ = ["render"]
 
 _DASH: Final = "\N{EN DASH}"
 """For what is not known."""
@@ -35,7 +35,7 @@ def _engine() -> Environment:
         "bytes": lambda size: _DASH if size is None else bytes_text(size),
         "moment": _moment,
         "clock": _clock,
-        "duration": duration,
+        "duration": lambda seconds: _DASH if seconds is None else duration_text(seconds, exact=True),
         "number": _number,
         "or_dash": lambda value: _DASH if value in (None, "") else value,
         "words": _words,
@@ -54,23 +54,6 @@ def _clock(seconds: float | None) -> str:
     if seconds is None or not 0 <= seconds <= _LAST_SECOND:
         return _DASH
     return datetime.fromtimestamp(seconds, UTC).strftime("%m-%d %H:%M:%S")
-
-
-def duration(seconds: float | None) -> str:
-    """For people: 0.21 s, 12.3 s, 4 min 10 s, 3 h 20 min, 2 d 4 h."""
-    if seconds is None:
-        return _DASH
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    large, size, small, part = "d", 86400, "h", 3600
-    if seconds < 7200:
-        large, size, small, part = "min", 60, "s", 1
-    elif seconds < 172800:
-        large, size, small, part = "h", 3600, "min", 60
-    whole, rest = divmod(round(seconds), size)
-    return f"{whole} {large} {rest // part} {small}"
 
 
 def _number(value: float | int | None, digits: int = 3) -> str:

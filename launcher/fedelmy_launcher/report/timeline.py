@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from fedelmy_launcher.picture.geometry import CROWD
 from fedelmy_launcher.report.drawing import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY, drawing, label
 
 __all__ = ["timeline"]
@@ -18,13 +19,14 @@ _LOOKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "queued": ("#ffffff", "....", "waits for its device"),
     "loading": (SKY, "", "loads"),
     "training": (BLUE, "", "trains"),
+    "merging": ("#cc79a7", "", "merges"),
     "evaluating": (GREEN, "\\\\\\", "evaluates"),
     "sending": (ORANGE, "", "sends"),
     "unreachable": ("#ffffff", "xxxx", "cannot reach a neighbour"),
     "skipped": ("#d9dee3", "////", "skipped: the others went on"),
 }
 """Colour, hatching, and how the legend calls it."""
-_WORK: Final = ("waiting", "queued", "loading", "training", "evaluating", "skipped")
+_WORK: Final = ("waiting", "queued", "loading", "training", "merging", "evaluating", "skipped")
 _MOST_ARROWS: Final = 400
 
 
@@ -41,7 +43,7 @@ def timeline(history: Mapping[str, Any], *, name: str = "timeline") -> str | Non
     end = max(end, begin + 1e-3)
     divisor, unit = _unit(end - begin)
     title = f"Timeline of run {history['run']}: {len(sites)} sites over {(end - begin) / divisor:.3g} {unit}"
-    with drawing(name, title, height=0.42 * len(sites) + 1.35) as canvas:
+    with drawing(name, title, height=_row_inches(len(sites)) * len(sites) + 1.35) as canvas:
         axes = canvas.axes()
         seen: set[str] = set()
         for row, site in enumerate(sites):
@@ -65,6 +67,11 @@ def timeline(history: Mapping[str, Any], *, name: str = "timeline") -> str | Non
             handles.append(_retry_mark())
         canvas.figure.legend(handles=handles, loc="outside upper left", ncols=5, handlelength=1.8)
     return canvas.svg
+
+
+def _row_inches(sites: int) -> float:
+    """Lower rows for a crowd: a hundred fit on two screens."""
+    return 0.42 if sites <= CROWD else 0.2
 
 
 def _unit(seconds: float) -> tuple[float, str]:

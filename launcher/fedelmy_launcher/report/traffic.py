@@ -32,12 +32,25 @@ def ways_to_federate(history: Mapping[str, Any]) -> list[Way]:
     return [
         Way("this run, for training", "measured", history["bytes_sent"], True),
         Way("this run, to deliver the result", "measured", history["bytes_delivered"], True),
+        *_own_way(history, sites, model),
         Way("FedELMY, FedSeq: a chain", "(N-1)·M", (sites - 1) * model),
         Way("DENSE, FedOV: all to one", "N·M", sites * model),
         Way("MetaFed: twice around", "(2N-1)·M", (2 * sites - 1) * model),
         Way("FedAvg: one round with a server", "2N·M", 2 * sites * model),
         Way("DFedAvgM, DFedSAM, FedELMY in parallel: all to all", "N(N-1)·M", sites * (sites - 1) * model),
     ]
+
+
+def _own_way(history: Mapping[str, Any], sites: int, model: int) -> list[Way]:
+    """The formula of this run's own shape, where it has several rounds."""
+    kind = (history.get("shape") or {}).get("kind")
+    rounds = max((sum(step["kind"] == "train" for step in site["steps"]) for site in history["sites"]), default=1)
+    if rounds > 1 and kind == "ring":
+        return [Way(f"FedELMY, a ring: {rounds} times around", "(T·N-1)·M", (rounds * sites - 1) * model)]
+    if rounds > 1 and kind == "mesh":
+        size = rounds * sites * (sites - 1) * model
+        return [Way(f"FedELMY in parallel: {rounds} times all to all", "T·N(N-1)·M", size)]
+    return []
 
 
 def bytes_against_paper(history: Mapping[str, Any], *, name: str = "bytes") -> str | None:

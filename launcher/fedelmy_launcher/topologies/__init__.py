@@ -6,18 +6,18 @@ delivered and evaluated (`delivery`).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, cast
 
 from fedelmy_launcher.topologies.wiring import Wiring
 from fedelmy_node.config.decode import decode
+from fedelmy_node.config.registry import Registry
 from fedelmy_node.config.suggest import suggestion
 from fedelmy_node.domain.federation import TopologySetting
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.errors import ConfigError
 
-__all__ = ["TopologyEntry", "TOPOLOGIES", "Topology", "check_topology", "topology_for", "wired"]
+__all__ = ["TopologyEntry", "TOPOLOGIES", "INSTALLED", "Topology", "check_topology", "topology_for", "wired"]
 
 
 class TopologyEntry(NamedTuple):
@@ -37,6 +37,8 @@ TOPOLOGIES: Final[Mapping[str, TopologyEntry]] = {
         "chains inside groups, whose first sites average what the groups end with", f"{_HERE}.superclients"
     ),
 }
+INSTALLED: Final = Registry("fedelmy.topologies", "topology", TOPOLOGIES, TopologyEntry)
+"""These, and those of installed packages."""
 
 
 class Topology(Protocol):
@@ -51,18 +53,21 @@ class Topology(Protocol):
 
 def check_topology(name: str) -> None:
     """Refuse an unknown name with a suggestion."""
-    if name not in TOPOLOGIES:
-        hint = suggestion(name, TOPOLOGIES, "Topologies")
+    if INSTALLED.find(name) is None:
+        hint = suggestion(name, INSTALLED.names, "Topologies")
         raise ConfigError("E-CONFIG-TOPOLOGY", f"there is no topology {name!r}", hint=hint)
 
 
 def topology_for(name: str) -> Topology:
     check_topology(name)
-    return cast(Topology, importlib.import_module(TOPOLOGIES[name].module))
+    entry = INSTALLED.find(name)
+    assert entry is not None
+    return cast(Topology, INSTALLED.load(name, entry.module, has=("Settings", "wire")))
 
 
 def wired(name: str, settings: Mapping[str, TopologySetting], sites: Sequence[SiteName]) -> Wiring:
     """The training of a run over these sites; settings that the topology does not know or take are refused."""
     topology = topology_for(name)
-    decoded: object = decode(topology.Settings, settings, "topology")
-    return topology.wire(sites, decoded)
+    with INSTALLED.foreign(name):
+        decoded: object = decode(topology.Settings, settings, "topology")
+        return topology.wire(sites, decoded)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedelmy_node.config.decode import decode, encode, read_toml
+from fedelmy_node.config.presets import with_preset
 from fedelmy_node.domain.federation import (
     Absence,
     Federation,
@@ -39,6 +40,8 @@ class _FederationTable:
 
     name: str
     """For people, and the beginning of the run ids."""
+    preset: str | None = None
+    """Where the defaults of [task], [model], [training] and [strategy] come from."""
     topology: str = "chain"
     """How the steps are wired."""
     order: Literal["listed", "random"] = "listed"
@@ -89,7 +92,8 @@ def read_federation(
     listed and nobody has asked.
     """
     try:
-        tables: dict[str, Any] = {"strategy": {}} | ({} if found is None else {"sites": []}) | read_toml(path)
+        defaults: dict[str, Any] = {"strategy": {}} | ({} if found is None else {"sites": []})
+        tables = defaults | with_preset(read_toml(path))
         if "sites" not in tables and unlisted is not None:
             tables["sites"] = [encode(unlisted)]
         if "sites" not in tables:

@@ -93,6 +93,7 @@ class Workspace:
             device=self._config.device,
             output=self._layout.output(plan.run, step.id) if step.kind != StepKind.EVALUATE else None,
             keep_pool=directory / "pool" if trains and self._config.keep_pool else None,
+            code=self._config.consent.code,
             max_change=self._config.consent.max_change,
             checkpoints=self._layout.checkpoints(plan.run, step.id) if trains else None,
             features=plan.recipe.features if "features" in self._config.consent.disclose else 0,

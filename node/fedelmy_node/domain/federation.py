@@ -13,8 +13,8 @@ from fedelmy_node.errors import ConfigError
 
 __all__ = [
     "Setting", "TopologySetting", "WireDtype", "LossName", "Select", "OnUnreachable", "InputFormat", "Task",
-    "ModelSpec", "Training",
-    "StrategySpec", "Recipe", "Absence", "Member", "Federation", "federation_name", "seconds_of",
+    "ModelSpec", "Training", "StrategySpec", "Recipe", "Absence", "Member", "Federation", "federation_name",
+    "seconds_of",
 ]  # fmt: skip
 
 Setting = str | int | float | bool

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedelmy_node.domain.reports import Absent
     from fedelmy_node.domain.transfer import Skip
 
-__all__ = ["narrate", "absence_text", "skip_text", "percent", "bytes_text"]
+__all__ = ["narrate", "absence_text", "skip_text", "percent", "bytes_text", "duration_text"]
 
 
 def narrate(event: Event) -> str | None:
@@ -94,3 +94,17 @@ def bytes_text(size: int) -> str:
             return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} GB"
+
+
+def duration_text(seconds: float, *, exact: bool = False) -> str:
+    """45 s, 3 min 20 s, 2 h 5 min, 12 days; `exact`: of what was measured, also 210 ms and 12.3 s."""
+    if exact and seconds < 1:
+        return f"{1000 * max(0.0, seconds):.0f} ms"
+    if exact and seconds < 99.95:
+        return f"{seconds:.1f} s"
+    whole = max(0, round(seconds))
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 6000:
+        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 360_000 else f"{whole // 86_400} days"

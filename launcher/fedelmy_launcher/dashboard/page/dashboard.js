@@ -1,6 +1,6 @@
 // The page: one stream of Server-Sent Events in, elements updated in place. Texts of sites are only ever text.
 
-import { Chain, drawn, say, share } from "./chain.js";
+import { Graph, drawn, say, share } from "./graph.js";
 
 const byId = (id) => document.getElementById(id);
 const made = (name, attributes = {}, ...children) => {
@@ -22,10 +22,12 @@ const size = (bytes) => {
   }
   return `${bytes.toFixed(1)} GB`;
 };
+/** As `duration_text` of the other views says it. */
 const lasted = (seconds) => {
-  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
-  const whole = Math.floor(seconds), hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
-  return hours ? `${hours} h ${minutes} min` : `${minutes} min ${whole % 60} s`;
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 100) return `${whole} s`;
+  if (whole < 6000) return `${Math.floor(whole / 60)} min${whole % 60 ? ` ${whole % 60} s` : ""}`;
+  return whole < 360000 ? `${Math.floor(whole / 3600)} h ${Math.floor(whole % 3600 / 60)} min` : `${Math.floor(whole / 86400)} days`;
 };
 const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 const moment = (seconds) => {
@@ -46,7 +48,7 @@ const wordsOf = (site) => {
   if (site.skipped) return { tone: "warning", icon: "↷", word: "skipped" };
   if (site.silence) return { tone: "bad", icon: "?", word: "no answer" };
   if (site.state === "running") {
-    const busy = ["loading", "training", "warm-up", "evaluating", "sending"].includes(site.doing);
+    const busy = ["loading", "training", "warm-up", "merging", "evaluating", "sending"].includes(site.doing);
     if (site.unreachable.length) return { tone: "warning", icon: "!", word: site.doing || "waiting" };
     if (site.doing === "waiting" && share(site) === 1) return { tone: "training", icon: "✓", word: "trained" };
     return { tone: busy ? "training" : "still", icon: busy ? "●" : "○", word: site.doing || "waiting" };
@@ -60,8 +62,9 @@ const doing = (site) => {
   if (site.silence) return "does not answer; the dashboard keeps trying";
   if (site.state === "done") return site.evaluation ? "has the result and has evaluated it" : "done";
   if (site.state !== "running") return site.problem ? "" : { prepared: "ready, not started", pending: "waits for its administrator" }[site.state] || "";
-  if (site.doing === "warm-up") return `warm-up, epoch ${site.epoch} of ${site.epochs}`;
-  if (site.doing === "training" && site.member) return `pool member ${site.member} of ${site.members}, epoch ${site.epoch} of ${site.epochs}`;
+  const visit = site.visits > 1 ? `visit ${site.visit} of ${site.visits}, ` : "";
+  if (site.doing === "warm-up") return `${visit}warm-up, epoch ${site.epoch} of ${site.epochs}`;
+  if (site.doing === "training" && site.member) return `${visit}pool member ${site.member} of ${site.members}, epoch ${site.epoch} of ${site.epochs}`;
   return site.says;
 };
 
@@ -173,14 +176,15 @@ class Card {
 
 // ---- the page ---------------------------------------------------------------------------------------------------
 
-const LINES = 1000;
+const LINES = 1000, MOST_CARDS = 24;
 const page = { run: null, chosen: "", cards: new Map(), view: null, words: new Map(), parts: new Map(), skew: 0, runs: [] };
-const chain = new Chain(byId("chain"), wordsOf);
+const graph = new Graph(byId("graph"), wordsOf);
 
 const caption = (link) => {
   if (link.problem) return link.carries === "deliver" ? "" : "tried again";
   if (link.state === "moving") return link.rate ? `${(link.rate / 1e6).toFixed(1)} MB/s` : `${link.total ? Math.floor(100 * link.bytes / link.total) : 0}%`;
-  return link.state === "done" && link.total && link.carries !== "deliver" ? size(link.total) : "";
+  const often = link.of > 1 ? `${link.times} of ${link.of} × ` : "";
+  return link.state === "done" && link.total && link.carries !== "deliver" ? `${often}${size(link.total)}` : "";
 };
 
 const showRun = (view) => {
@@ -201,21 +205,34 @@ const showRun = (view) => {
   showTime();
   showResult(view);
   view.links.forEach((link) => { link.caption = caption(link); });
-  chain.show(view);
-  const order = view.sites.map((site) => site.name).join();
-  for (const site of view.sites) {
+  graph.show(view);
+  const shown = view.sites.filter((site) => !site.rests).slice(0, MOST_CARDS), order = shown.map((site) => site.name).join();
+  showTogether(view, shown.length);
+  for (const site of shown) {
     if (!page.cards.has(site.name)) page.cards.set(site.name, new Card(site.name));
     announce(site.name, page.cards.get(site.name).show(site, view.links));
   }
   if (order !== page.order) {
     page.order = order;
-    byId("cards").replaceChildren(...view.sites.map((site) => page.cards.get(site.name).element));
+    byId("cards").replaceChildren(...shown.map((site) => page.cards.get(site.name).element));
     columns();
   }
   announce("The run", view.state);
   document.title = `${icon} ${view.state} · ${view.run}`;
   document.body.dataset.run = view.run;
   document.body.dataset.state = view.state;
+};
+
+/** Of many sites, those at rest share a line. */
+const showTogether = (view, shown) => {
+  const texts = view.together.map((row) => `${row.sites} sites ${row.text}: ${row.names}`);
+  const left = view.sites.filter((site) => !site.rests).length - shown;
+  if (left > 0) texts.push(`and ${left} sites more`);
+  const key = texts.join("\n");
+  if (key === page.resting) return;
+  page.resting = key;
+  byId("together").replaceChildren(...texts.map((text) => made("li", {}, text)));
+  show(byId("together"), texts.length > 0);
 };
 
 /** Changes of state are read out; numbers are not. */
@@ -257,8 +274,8 @@ const fresh = (run) => {
   page.cards.clear();
   page.words.clear();
   page.parts.clear();
-  page.order = page.result = "";
-  chain.clear();
+  page.order = page.result = page.resting = "";
+  graph.clear();
   byId("cards").replaceChildren();
   byId("lines").replaceChildren();
   byId("figures").replaceChildren();
@@ -355,7 +372,7 @@ const showSections = async (sections) => {
 
 /** As many columns as there is room for, and rows that are equally full. */
 const columns = () => {
-  const many = Math.max(1, page.cards.size), fit = Math.max(1, Math.floor((byId("cards").clientWidth + 14) / 250));
+  const many = Math.max(1, byId("cards").childElementCount), fit = Math.max(1, Math.floor((byId("cards").clientWidth + 14) / 250));
   byId("cards").style.setProperty("--columns", Math.ceil(many / Math.ceil(many / fit)));
 };
 new ResizeObserver(columns).observe(byId("cards"));

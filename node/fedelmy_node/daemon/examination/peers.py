@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, get_args
 from fedelmy_node import CONTRACT, __version__
 from fedelmy_node.domain.findings import Finding, Tell
 from fedelmy_node.domain.names import PeerAddress
-from fedelmy_node.domain.narration import bytes_text
+from fedelmy_node.domain.narration import bytes_text, duration_text
 from fedelmy_node.errors import FedelmyError, PeerError
 from fedelmy_node.identity.certificates import expiry_warning
 from fedelmy_node.identity.keystore import Identity
@@ -178,7 +178,7 @@ def _clock(subject: str, name: str, measured: Measurement) -> Finding:
     if abs(skew) <= CLOCK_SECONDS:
         message = f"differs from this one by {abs(skew):.1f} s"
         return Finding(subject=subject, check="clock", verdict="ok", message=message, facts=facts)
-    message = f"the clock of {name} is {_duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this machine's"
+    message = f"the clock of {name} is {duration_text(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this machine's"
     return replace(Finding.of(PeerError("E-PEER-CLOCK", message), subject, "clock", "warning"), facts=facts)
 
 
@@ -191,10 +191,3 @@ def _speed(subject: str, measured: Measurement) -> Finding:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.1f} ms" if seconds < 0.0995 else f"{1000 * seconds:.0f} ms"
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

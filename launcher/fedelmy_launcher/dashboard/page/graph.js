@@ -1,8 +1,8 @@
-// The chain as a picture: stations on a line, training ways between and above them, the result's way back below.
+// The run as a picture: stations and the ways between them, where the launcher says that they go; a chain, a ring, a mesh or groups.
 // Everything that comes from outside is put in as text; no markup is ever made from it.
 
 const SVG = "http://www.w3.org/2000/svg";
-const RADIUS = 24, TOP = 92, ROOM = 46;
+const LEAST = 0.62;
 const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
 export const drawn = (name, attributes = {}, ...children) => {
@@ -21,7 +21,7 @@ export const say = (element, text) => { if (element.textContent !== text) elemen
 
 /** How far a site is with its own work, between 0 and 1. */
 export const share = (site) => {
-  if (site.state === "done" || site.evaluation) return 1;
+  if (site.state === "done" || site.evaluation || site.trained) return 1;
   const pool = site.pool.filter((member) => member.member > 0);
   const many = site.members || (pool[0] && pool[0].members) || 0;
   if (!many) return 0;
@@ -29,14 +29,13 @@ export const share = (site) => {
   return Math.min(1, sum / many);
 };
 
-export class Chain {
+export class Graph {
   constructor(place, words) {
     this.place = place;
     this.words = words;
     this.stations = new Map();
     this.edges = new Map();
     this.order = "";
-    this.width = 0;
     new ResizeObserver(() => this.view && this.show(this.view)).observe(place);
   }
 
@@ -50,109 +49,103 @@ export class Chain {
 
   show(view) {
     this.view = view;
-    const width = Math.max(this.place.clientWidth, view.sites.length * 128);
-    const order = view.sites.map((site) => site.name).join(" ");
-    if (order !== this.order || width !== this.width) this.lay(view, order, width);
+    const order = JSON.stringify([view.picture, view.sites.map((site) => site.name)]);
+    if (order !== this.order) this.lay(view, order);
     for (const site of view.sites) this.station(site);
-    const seen = new Set();
-    for (const link of view.links) {
-      if (!this.stations.has(link.from) || !this.stations.has(link.to)) continue;
-      seen.add(link.id);
-      this.edge(link);
-    }
+    const { small } = view.picture, seen = new Set();
+    this.crowded = view.links.length > 3 * view.sites.length;
+    put(this.svg, { class: `${small ? "small" : ""}${this.crowded ? " crowded" : ""}` });
+    for (const link of view.links) { seen.add(link.id); this.edge(link); }
     for (const [id, edge] of this.edges) if (!seen.has(id)) { edge.group.remove(); this.edges.delete(id); }
     this.fit();
   }
 
-  lay(view, order, width) {
+  lay(view, order) {
     this.place.replaceChildren();
     this.stations.clear();
     const before = this.edges;
     this.edges = new Map();
     this.order = order;
-    this.width = width;
-    this.svg = drawn("svg", { width, height: 200, "aria-hidden": "true" });
+    const { width, height, small, radius } = view.picture;
+    this.svg = drawn("svg", { width, height, "aria-hidden": "true" });
     this.ways = drawn("g");
     this.spots = drawn("g");
     this.movers = drawn("g");
     this.svg.append(this.ways, this.spots, this.movers);
     this.place.append(this.svg);
-    const many = view.sites.length, step = many > 1 ? Math.min(240, (width - 130) / (many - 1)) : 0;
-    const first = (width - step * (many - 1)) / 2;
-    view.sites.forEach((site, index) => {
-      const x = first + index * step;
-      const ring = 2 * Math.PI * RADIUS;
+    this.ring = 2 * Math.PI * radius;
+    for (const site of view.sites) {
+      const { x, y } = site, below = y + radius;
       const parts = {
-        x, index,
-        ring: drawn("circle", { class: "ring", cx: x, cy: TOP, r: RADIUS, transform: `rotate(-90 ${x} ${TOP})`, "stroke-dasharray": ring, "stroke-dashoffset": ring }),
-        icon: drawn("text", { class: "icon", x, y: TOP + 6 }),
-        name: drawn("text", { class: "name", x, y: TOP + RADIUS + 21 }),
-        what: drawn("text", { class: "what", x, y: TOP + RADIUS + 38 }),
+        ring: drawn("circle", { class: "ring", cx: x, cy: y, r: radius, transform: `rotate(-90 ${x} ${y})`, "stroke-dasharray": this.ring, "stroke-dashoffset": this.ring }),
+        icon: drawn("text", { class: "icon", x, y: y + (small ? 3.5 : 6) }),
+        name: drawn("text", { class: "name", x, y: below + (small ? 13 : 21) }),
+        what: drawn("text", { class: "what", x, y: below + 38 }),
+        title: drawn("title"),
       };
-      parts.group = drawn("g", {}, drawn("circle", { class: "ring-track", cx: x, cy: TOP, r: RADIUS }), parts.ring, parts.icon, parts.name, parts.what);
-      say(parts.name, site.name.length > 16 ? `${site.name.slice(0, 15)}…` : site.name);
+      parts.group = drawn("g", {}, parts.title, drawn("circle", { class: "ring-track", cx: x, cy: y, r: radius }), parts.ring, parts.icon, parts.name, parts.what);
+      if (site.angle !== null) this.outwards(parts.name, site, radius);
+      const most = small ? 12 : 16;
+      say(parts.name, site.name.length > most ? `${site.name.slice(0, most - 1)}…` : site.name);
       this.spots.append(parts.group);
       this.stations.set(site.name, parts);
-    });
-    // What had moved already does not move again because the window changed its size.
-    for (const [id, edge] of before) if (edge.state === "done") this.settled = (this.settled || new Set()).add(id);
+    }
+    // What had moved already does not move again because the picture is laid out anew.
+    this.settled = new Map([...before].map(([id, edge]) => [id, edge.times]));
+  }
+
+  /** On a circle of many, names go outwards. */
+  outwards(name, site, radius) {
+    const left = site.angle > 90 || site.angle < -90, turn = left ? site.angle - 180 : site.angle;
+    put(name, { x: site.x, y: site.y, dx: left ? -radius - 9 : radius + 9, dy: 4, class: `name ${left ? "to-left" : "to-right"}`, transform: `rotate(${turn} ${site.x} ${site.y})` });
   }
 
   station(site) {
     const parts = this.stations.get(site.name), { tone, icon, word } = this.words(site);
     put(parts.group, { class: `station tone-${tone}${site.silence ? " silent" : ""}${site.skipped ? " skipped" : ""}` });
-    const ring = 2 * Math.PI * RADIUS, part = share(site);
-    put(parts.ring, { "stroke-dashoffset": ring * (1 - part), visibility: part > 0.004 ? "visible" : "hidden" });
-    const percent = part > 0 && part < 1 && tone === "training" ? `${Math.round(100 * part)}` : icon;
+    const part = share(site), small = this.view.picture.small;
+    put(parts.ring, { "stroke-dashoffset": this.ring * (1 - part), visibility: part > 0.004 ? "visible" : "hidden" });
+    const percent = part > 0 && part < 1 && tone === "training" && !small ? `${Math.round(100 * part)}` : icon;
     say(parts.icon, percent);
-    say(parts.what, word.length > 22 ? `${word.slice(0, 21)}…` : word);
-  }
-
-  /** Neighbours: a straight line; a way around: an arc above; the result's way: an arc below. */
-  path(link) {
-    const a = this.stations.get(link.from), b = this.stations.get(link.to);
-    const way = Math.sign(b.x - a.x) || 1, gap = RADIUS + 7, far = Math.abs(b.index - a.index);
-    if (link.carries === "deliver") {
-      const y = TOP + RADIUS + ROOM, deep = y + 14 + 12 * far;
-      return { d: `M ${a.x} ${y} C ${a.x} ${deep}, ${b.x} ${deep}, ${b.x} ${y + 6}`, x: (a.x + b.x) / 2, y: deep + 6 };
-    }
-    if (far === 1 && way > 0) return { d: `M ${a.x + gap} ${TOP} L ${b.x - gap - 6} ${TOP}`, x: (a.x + b.x) / 2, y: TOP - 10 };
-    const y = TOP - RADIUS - 5, high = Math.max(-6, y - 26 - 14 * far);
-    return { d: `M ${a.x} ${y} C ${a.x + way * 14} ${high}, ${b.x - way * 14} ${high}, ${b.x} ${y - 6}`, x: (a.x + b.x) / 2, y: (y + 3 * high) / 4 - 6 };
+    say(parts.what, small ? "" : word.length > 22 ? `${word.slice(0, 21)}…` : word);
+    say(parts.title, `${site.name}: ${word}`);
   }
 
   edge(link) {
     let edge = this.edges.get(link.id);
     const fresh = !edge;
     if (fresh) {
-      const { d, x, y } = this.path(link);
-      edge = { line: drawn("path", { d }), head: drawn("path"), caption: drawn("text", { class: "caption", x, y }), below: y };
+      edge = { line: drawn("path"), head: drawn("path"), caption: drawn("text") };
       edge.group = drawn("g", {}, edge.line, edge.head, edge.caption);
       this.ways.append(edge.group);
       this.edges.set(link.id, edge);
+      edge.times = this.settled?.get(link.id) ?? (this.travels ? 0 : link.times);
+    }
+    if (edge.path !== link.path) {
+      edge.path = link.path;
+      put(edge.line, { d: link.path });
+      put(edge.caption, { class: `caption ${link.anchor}`, x: link.x, y: link.y });
       this.arrow(edge);
     }
     const deliver = link.carries === "deliver";
     const state = link.problem ? "trouble" : ["moving", "done"].includes(link.state) ? link.state : "waiting";
     put(edge.line, { class: `edge ${state}${deliver ? " deliver" : ""}` });
     put(edge.head, { class: `head-${deliver && state === "done" ? "deliver" : state}` });
-    say(edge.caption, link.caption && link.caption.length * 6.2 < Math.abs(this.stations.get(link.to).x - this.stations.get(link.from).x) - (deliver || link.around ? 0 : 62) ? link.caption : "");
-    const known = this.settled && this.settled.has(link.id);
+    say(edge.caption, link.caption && !this.crowded && !this.view.picture.small && link.caption.length * 6.2 < link.room ? link.caption : "");
     if (state === "moving") this.at(edge, link.total ? link.bytes / link.total : 0);
-    else if (edge.dot && state !== "done") this.gone(edge);
-    if (state === "done" && !known && edge.state !== "done" && (!fresh || this.travels)) this.travel(edge);
-    else if (state === "done" && edge.state === "done" && edge.dot && !edge.running) this.gone(edge);
-    edge.state = state;
+    else if (link.times > edge.times) this.travel(edge);
+    else if (edge.dot && !edge.running) this.gone(edge);
+    edge.times = link.times;
   }
 
   arrow(edge) {
     const long = edge.line.getTotalLength(), tip = edge.line.getPointAtLength(long), back = edge.line.getPointAtLength(Math.max(0, long - 2));
     const turn = Math.atan2(tip.y - back.y, tip.x - back.x) * 180 / Math.PI;
-    put(edge.head, { d: "M -2 -4.5 L 7 0 L -2 4.5 Z", transform: `translate(${tip.x} ${tip.y}) rotate(${turn})` });
+    put(edge.head, { d: this.crowded ? "M 1 -2.5 L 6 0 L 1 2.5 Z" : "M -2 -4.5 L 7 0 L -2 4.5 Z", transform: `translate(${tip.x} ${tip.y}) rotate(${turn})` });
   }
 
   dot(edge) {
-    if (!edge.dot) { edge.dot = drawn("circle", { class: "model", r: 8 }); this.movers.append(edge.dot); }
+    if (!edge.dot) { edge.dot = drawn("circle", { class: "model", r: this.view.picture.small ? 5 : 8 }); this.movers.append(edge.dot); }
     return edge.dot;
   }
 
@@ -180,15 +173,16 @@ export class Chain {
     requestAnimationFrame(frame);
   }
 
-  /** As high as what is drawn. */
+  /** As wide as there is room for; what would become too small to read is scrolled. */
   fit() {
-    let top = TOP - RADIUS - 8, bottom = TOP + RADIUS + 44;
+    const { width, height } = this.view.picture, scale = Math.max(LEAST, Math.min(1, this.place.clientWidth / width));
+    let top = 0, bottom = height;
     for (const edge of this.edges.values()) {
       const box = edge.group.getBBox();
       top = Math.min(top, box.y - 4);
       bottom = Math.max(bottom, box.y + box.height + 4);
     }
-    put(this.svg, { viewBox: `0 ${top} ${this.width} ${bottom - top}`, width: this.width, height: bottom - top });
+    put(this.svg, { viewBox: `0 ${top} ${width} ${bottom - top}`, width: width * scale, height: (bottom - top) * scale });
     this.travels = true;
   }
 }
