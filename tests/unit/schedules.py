@@ -237,9 +237,7 @@ def _heal(world: World, plan: dict[str, Policy], ending: Ending) -> list[str]:
         if world.sites[name].daemon is None and not for_good:
             world.boot(name)
     _listen(world, ending)
-    for daemon in world.daemons:
-        if daemon.site.state == RunState.FAILED:
-            world.start(daemon.site.name)
+    _start_failed(world)
     world.settle()
     down = [name for name, site in world.sites.items() if site.daemon is None]
     if down and any(site.state == RunState.PREPARED for site in world.sites.values()):
@@ -255,9 +253,17 @@ def _heal(world: World, plan: dict[str, Policy], ending: Ending) -> list[str]:
         for name in down:
             world.boot(name)
         _listen(world, ending)
+        _start_failed(world)
         world.settle()
         found = [f"late: {problem}" for problem in problems(world, ending)]
     return found
+
+
+def _start_failed(world: World) -> None:
+    """A failure is a person's affair."""
+    for daemon in world.daemons:
+        if daemon.site.state == RunState.FAILED:
+            world.start(daemon.site.name)
 
 
 def _listen(world: World, ending: Ending) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,8 @@ from stand_ins import RUN
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId
 
-SEEDS = 25
-"""Schedules of each kind: a few seconds. `schedules.py` tries as many as one likes."""
+SEEDS, MORE_SEEDS = 8, 25
+"""Schedules of each kind, and of each kind of chain: a few seconds. `schedules.py` tries as many as one likes."""
 
 Make = Callable[..., World]
 
@@ -33,10 +34,12 @@ def make(tmp_path: Path) -> Iterator[Make]:
         deliver: str = "all",
         start: str | None = None,
         pending: str = "",
+        topology: str = "chain",
         **others: Policy,
     ) -> World:
         policies = dict.fromkeys(sites, Policy(policy)) | others
-        made.append(World(tmp_path / f"world-{len(made)}", policies, deliver, pending=pending).__enter__())
+        root = tmp_path / f"world-{len(made)}"
+        made.append(World(root, policies, deliver, pending=pending, topology=topology).__enter__())
         for name in sites if start is None else start:
             made[-1].start(name)
         return made[-1]
@@ -347,13 +350,104 @@ def test_a_site_that_was_left_out_returns_beside_others_that_stay_dead(make: Mak
     assert {step(world, name, "deliver") for name in back} == {StepState.SKIPPED}
 
 
+# --- by name, where models are merged ----------------------------------------------------------------------
+
+
+def result(world: World, name: str) -> list[str] | None:
+    """Whose work a site's result holds."""
+    site = world.sites[name]
+    found = site.workspace.result(site.record) if site.record else None
+    return json.loads(found[1].read_text()) if found else None
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_mesh_leaves_a_dead_site_out_and_tells_it_when_it_is_back(make: Make, rounds: int) -> None:
+    world = make("skip", topology=f"mesh {rounds}")
+    world.until(lambda: trains(world, "c"), lambda action: action.kind != "train" or action.site != "c")
+    world.kill("c")
+    world.settle()
+    held = [f"{site}{visit}" for site in "ab" for visit in range(1, rounds + 1)]
+    assert (result(world, "a"), result(world, "b")) == (held, held)
+    world.boot("c")
+    world.settle()
+    assert problems(world, Ending()) == []
+    assert (world.sites["c"].state, result(world, "c")) == (RunState.DONE, None)
+
+
+def test_a_site_that_returns_before_the_others_have_merged_is_not_left_out(make: Make) -> None:
+    """Patience with it has ended, but b has not trained yet: nobody has gone on without it."""
+    world = make("skip", topology="mesh")
+    world.kill("c")
+    for _ in range(5):
+        world.drain(lambda action: action.kind != "train" or action.site != "b")
+        world.tick(5)
+    world.boot("c")
+    world.tick(0.5)
+    world.drain(lambda action: action.kind != "train")  # all hear that it is back
+    world.settle()
+    assert {name: result(world, name) for name in "abc"} == {name: ["a1", "b1", "c1"] for name in "abc"}
+
+
+def test_what_all_others_merged_without_its_own_site_merges_without(make: Make) -> None:
+    world = make("skip", topology="mesh")
+    world.until(lambda: step(world, "c", "train") == StepState.DONE, lambda action: action.kind != "carry")
+    world.kill("c")
+    for _ in range(4):  # a and b go on without it, and do not get to merging
+        world.drain(lambda action: action.about != "merge")
+        world.tick(5)
+    world.boot("c")
+    world.tick(0.5)
+    world.drain(lambda action: action.kind not in ("carry", "train"))  # words travel faster than weights
+    world.settle()
+    assert {name: result(world, name) for name in "abc"} == {name: ["a1", "b1"] for name in "abc"}
+    assert step(world, "c", "train") == StepState.SKIPPED
+
+
+def test_a_site_that_dies_after_it_gave_all_is_in_the_result(make: Make) -> None:
+    world = make("skip", topology="mesh")
+    given = ("train.1@c>merge.1@a", "train.1@c>merge.1@b")
+    world.until(
+        lambda: has(world, "a", given[0]) and has(world, "b", given[1]),
+        lambda action: action[:3] != ("train", "c", "merge"),
+    )
+    world.kill("c")
+    world.settle()
+    assert (states(world)["a"], states(world)["b"]) == ("done", "done")
+    assert result(world, "a") == result(world, "b") == ["a1", "b1", "c1"]
+
+
+def test_whoever_goes_around_a_groups_last_site_gives_to_every_head(make: Make) -> None:
+    world = make("wait", "abcd", topology="superclients 1 abc d", c=Policy("skip"))
+    world.until(lambda: trains(world, "c"))
+    world.kill("c")
+    world.settle(60)
+    assert {name: result(world, name) for name in "abd"} == {name: ["a1", "b1", "d1"] for name in "abd"}
+    assert problems(world, Ending()) == []
+
+
+def test_a_site_takes_part_in_the_next_round_of_a_ring(make: Make) -> None:
+    world = make("wait", topology="ring 2", b=Policy("skip"))
+    world.until(lambda: trains(world, "b"))
+    world.kill("b")
+    world.until(lambda: any(t.inputs for d in world.daemons for t in d.trainers if d.site.name == "c") or _tick(world))
+    world.boot("b")
+    world.settle()
+    assert {name: result(world, name) for name in "abc"} == {name: ["a1", "a2", "b2", "c1", "c2"] for name in "abc"}
+
+
+def _tick(world: World) -> bool:
+    if not world.actions():
+        world.tick(5)
+    return False
+
+
 # --- by chance ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_schedules_by_chance(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)  # the schedule that is printed says more
-    for seed in range(SEEDS):
+    for seed in range(MORE_SEEDS if kind.startswith("chain") else SEEDS):
         choices = Choices(seed)
         found, _ = try_schedule(tmp_path / "world", kind, choices)
         if found:

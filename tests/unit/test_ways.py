@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_node.daemon.ways import dead_ends, is_complete, state_for, to_hear, to_send, to_watch, useless, ways_around
-from fedelmy_node.daemon.words import after_word
+from fedelmy_node.daemon.words import after_word, take_words
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, run_id, site_of
 from fedelmy_node.domain.plan import Edge, Plan, Shortcut, StepKind
@@ -103,11 +103,11 @@ def test_policies_of_single_sites() -> None:
 
 
 class Site:
-    """The journal of one site of a chain a, b, c, d in which everybody may be skipped."""
+    """The journal of one site: of a chain a, b, c, d in which everybody may be skipped, or of another plan."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, plan: Plan | None = None) -> None:
         self.name = SiteName(name)
-        payload = signed_slices(skipping("a", "b", "c", "d"), None)[self.name].payload
+        payload = signed_slices(plan or skipping("a", "b", "c", "d"), None)[self.name].payload
         self.journal = Journal(":memory:", self.name)
         self.journal.add_run(
             Prepared(
@@ -280,6 +280,42 @@ def test_a_site_that_has_the_result_answers_for_nobody_behind_it() -> None:
         c.done(step)
     c.sent("deliver.2@c>deliver.3@b", settled=True)
     assert is_complete(c.record), "d died after it had handed the result back, and will never say so"
+
+
+def test_a_site_of_a_mesh_that_was_left_out_in_one_round_is_not_waited_for_in_the_next() -> None:
+    plan = skipping("a", "b", "c", topology="mesh", topology_settings={"rounds": 2})
+    c, b = Site("c", plan), Site("b", plan)
+    c.done("train.1@c")
+    c.journal.set_edges(c.run, [EdgeId("train.1@a>merge.1@c")], EdgeState.CLOSED)
+    gone = useless(c.record, set())
+    assert gone == ["merge.1@c", "train.2@c"], "it may still get what the others merge in the second round"
+    c.journal.leave_out(c.run, gone, [], "")
+    told = state_for(c.record, SiteName("b"), frozenset())
+    assert told.left_out == ("train.2@c>merge.2@b",)
+    assert not set(told.left_out) & set(told.closed)
+    take_words(b.journal, b.record, {SiteName("c"): told})
+    way = b.record.way(StepId("merge.2@b"), StepId("train.2@c"))
+    assert isinstance(way, Shortcut) and way.source is None
+    assert [skip.code for skip in b.record.edges[way.id].origin.skipped] == ["E-RUN-SKIPPED"]
+    assert useless(b.record, set()) == []
+
+
+def test_a_sender_answers_for_every_head_behind_a_dead_site() -> None:
+    policies = [
+        {"name": name, "address": "127.0.0.1:1", "on_unreachable": "skip" if name == "c" else "wait"} for name in "abcd"
+    ]
+    groups = {"groups": [["a", "b", "c"], ["d"]]}
+    b = Site("b", make_plan(members=policies, topology="superclients", topology_settings=groups))
+    b.received("train.1@a>train.2@b")
+    b.done("train.2@b")
+    b.sent("train.2@b>train.3@c")
+    ways = ["train.2@b>merge.3@a/train.3@c", "train.2@b>merge.3@d/train.3@c"]
+    assert [way for way in b.around("c") if ">merge" in way] == ways
+    b.sent(ways[0], settled=True)
+    (edge,) = [edge for edge in b.record.slice.edges_out if edge.id == "train.2@b>train.3@c"]
+    assert not b.record.is_over(StepId("train.2@b")) and not b.record.is_superseded(edge), "d has nothing yet"
+    b.sent(ways[1], settled=True)
+    assert b.record.is_over(StepId("train.2@b")) and b.record.is_superseded(edge)
 
 
 WAY, AROUND = "train.1@a>train.2@b", "train.1@a>train.3@c/train.2@b"

@@ -118,7 +118,8 @@ def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
         if any(lost and not (spared and need in gone) for lost, need in zip(lacking, step.needs, strict=True)):
             gone.add(step.id)
     for step in reversed(plan.ordered):
-        if record.steps[step.id].state not in _ENDED and not _is_wanted(record, step, gone):
+        open_to_doubt = record.steps[step.id].state not in _ENDED or _is_spurned(record, step)
+        if open_to_doubt and not _is_wanted(record, step, gone):
             gone.add(step.id)
     return sorted(step for step in gone if record.steps[step].state != StepState.SKIPPED) if len(gone) > before else []
 
@@ -137,6 +138,18 @@ def _is_lost(
     return closed[own.id] or (
         (nothing_here or any(closed.values()))
         and all(closed[way.id] or way.sender in given_up for way in (own, *around))
+    )
+
+
+def _is_spurned(record: RunRecord, step: Step) -> bool:
+    """Whether everybody else has merged, or will, without what a step has made, and this site has not merged yet."""
+    merges = [user.id for user in record.slice.users(step.id) if user.kind == StepKind.MERGE]
+    edges = [edge for edge in record.slice.edges_from(step.id) if not edge.skips]
+    return (
+        record.steps[step.id].state == StepState.DONE
+        and any(record.steps[merge].state == StepState.WAITING for merge in merges)
+        and bool(edges)
+        and all(record.edges[edge.id].state == EdgeState.CLOSED for edge in edges)
     )
 
 
