@@ -44,20 +44,21 @@ class Partition:
     """Samples of every site (row) and class (column)."""
 
 
-def write_partition(
+def write_partition(  # noqa: PLR0913
     source_text: str,
     sites: Sequence[str],
     *,
     method: Method,
     alpha: float | None = None,
     seed: int,
+    samples: int | None = None,
     out_dir: Path,
 ) -> Partition:
-    """Partition a source's pool and write `SITE.json` for every site into a directory."""
+    """Partition a source's pool, or `samples` of it, and write `SITE.json` for every site into a directory."""
     names = [site_name(name) for name in sites]
     _require(len(set(names)) == len(names), "two sites have the same name")
     classes, labels = source_labels(source_text)
-    parts = partition(labels, len(names), method=method, alpha=alpha, seed=seed)
+    parts = partition(labels, len(names), method=method, alpha=alpha, seed=seed, samples=samples)
     _make_directory(out_dir)
     paths = tuple(out_dir / f"{name}.json" for name in names)
     for path, name, part in zip(paths, names, parts, strict=True):
@@ -83,19 +84,31 @@ def partition(
     method: Method,
     alpha: float | None = None,
     seed: int,
+    samples: int | None = None,
 ) -> list[NDArray[np.int64]]:
     """Every position of `labels` in exactly one of as many sorted parts as there are sites.
 
-    iid: random parts whose sizes differ by at most one. dirichlet: every class is shared out by
-    Dir(alpha); a small alpha gives every site few classes. Equal arguments give equal parts.
+    iid: random parts whose sizes differ by at most one. dirichlet: every class is shared out by Dir(alpha); a small
+    alpha gives every site few classes. samples: only so many, drawn before they are shared out. Equal arguments
+    give equal parts.
     """
     values = np.asarray(labels, np.int64)
     skew = _alpha(method, alpha)
     _require(sites >= 1, "a partition needs at least one site")
-    _require(len(values) >= sites, f"{len(values)} samples are too few for {sites} sites")
+    chosen = _chosen(len(values), samples, seed)
+    _require(len(chosen) >= sites, f"{len(chosen)} samples are too few for {sites} sites")
     random = np.random.default_rng(derive(seed, "partition"))
-    parts = _iid(len(values), sites, random) if skew is None else _dirichlet(values, sites, skew, random)
-    return [np.sort(part) for part in parts]
+    parts = _iid(len(chosen), sites, random) if skew is None else _dirichlet(values[chosen], sites, skew, random)
+    return [chosen[np.sort(part)] for part in parts]
+
+
+def _chosen(available: int, samples: int | None, seed: int) -> NDArray[np.int64]:
+    """Which positions are shared out, sorted: all, or as many as are wanted."""
+    if samples is None:
+        return np.arange(available)
+    _require(1 <= samples <= available, f"there are {available} samples, not {samples}")
+    random = np.random.default_rng(derive(seed, "samples"))
+    return np.sort(random.choice(available, samples, replace=False))
 
 
 def _alpha(method: Method, alpha: float | None) -> float | None:

@@ -15,6 +15,7 @@ from fedelmy_node.training.data.samples import Samples
 from fedelmy_node.training.fit import Bench
 from fedelmy_node.training.flat import FlatModel
 from fedelmy_node.training.job import DataSpec, Job
+from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.progress import Progress
 
 torch.set_num_threads(1)  # tiny tensors: more threads would only wait for each other
@@ -83,12 +84,14 @@ def make_bench(
 ) -> Bench:
     """A bench for `TINY`; what it tells is appended to `events`."""
     training = training or Training(epochs=3, batch_size=16, learning_rate=0.01)
+    batches = Batches(samples(train, task=TINY), TINY.input, training, run_seed=1, device=torch.device("cpu"))
     return Bench(
         model=FlatModel(network),
-        batches=Batches(samples(train, task=TINY), TINY.input, training, run_seed=1, device=torch.device("cpu")),
+        batches=batches,
         validation=samples(validation, task=TINY, seed=1),
         input=TINY.input,
         training=training,
+        loss=Loss(training.loss, batches.labels, len(TINY.classes), torch.device("cpu")),
         run_seed=1,
         site=NORTH,
         visit=visit,

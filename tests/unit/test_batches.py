@@ -111,7 +111,7 @@ def test_crop_shifts_by_up_to_an_eighth_and_fills_with_black(height: int, width:
         )
     rows, columns = {row for row, _ in seen}, {column for _, column in seen}
     assert rows == set(range(-top, top + 1)) and columns == set(range(-left, left + 1))
-    assert changed.is_contiguous()
+    assert changed.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_flip_mirrors_about_half_of_the_images() -> None:

@@ -28,10 +28,13 @@ def mean(pool):
 def expected(theta, pool, start, terms, loss):
     """The definition, by autograd: gradient and both distances."""
     theta = theta.clone().requires_grad_()
-    squared = terms.distance == "squared_l2"
-    apart = [(theta - other).square().sum() for other in ([*pool, start] if terms.compat == "authors" else pool)]
-    if not squared:
-        apart = [distance.sqrt() for distance in apart]
+    measure = {
+        "l2": lambda one, other: (one - other).square().sum().sqrt(),
+        "squared_l2": lambda one, other: (one - other).square().sum(),
+        "l1": lambda one, other: (one - other).abs().sum(),
+        "cosine": lambda one, other: 1 - torch.cosine_similarity(one, other, dim=0),
+    }[terms.distance]
+    apart = [measure(theta, other) for other in ([*pool, start] if terms.compat == "authors" else pool)]
     d1, d2 = torch.stack(apart).mean(), apart[0]
     divisor2 = definition_of_divisor(d2.item(), loss)
     divisor1 = divisor2 if terms.compat == "authors" else definition_of_divisor(d1.item(), loss)
@@ -53,7 +56,7 @@ def computed(theta, pool, start, terms, loss):
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])
-@pytest.mark.parametrize("distance", ["l2", "squared_l2"])
+@pytest.mark.parametrize("distance", ["l2", "squared_l2", "l1", "cosine"])
 @pytest.mark.parametrize("compat", ["paper", "authors"])
 @pytest.mark.parametrize("loss", [6.02, 0.037, 4e5])
 def test_agrees_with_autograd(size, distance, compat, loss):

@@ -12,8 +12,9 @@ from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.errors import TrainingError
 from fedelmy_node.training import fit as module
+from fedelmy_node.training.adam import Adam
 from fedelmy_node.training.distances import Terms, pool_regulariser
-from fedelmy_node.training.fit import FitOrder, fit
+from fedelmy_node.training.fit import FitOrder, Validation, fit
 
 
 def assignment(member=1, epochs=3):
@@ -52,13 +53,25 @@ def test_the_earliest_of_the_best_epochs_is_kept(monkeypatch, accuracies, kept):
 
     def scripted(bench):
         seen.append(bench.model.weights())
-        return accuracies[len(seen) - 1]
+        known = accuracies[len(seen) - 1]
+        return Validation(samples=(0,), right=(0,)) if known is None else Validation(samples=(10,), right=(10 * known,))
 
     monkeypatch.setattr(module, "validate", scripted)
     bench = make_bench(net())
     best = fit(bench, assignment(epochs=4), bench.model.weights())
     assert (best.epoch, best.accuracy) == (kept, accuracies[kept - 1])
     assert torch.equal(best.weights.vector, seen[kept - 1].vector)
+
+
+@pytest.mark.parametrize(("select", "kept"), [("accuracy", 1), ("balanced_accuracy", 2), ("last", 3)])
+def test_the_epoch_that_is_kept_is_a_setting(monkeypatch, select, kept):
+    """By all samples the first epoch is the best; by classes, of which the second is rare, the second one."""
+    found = [Validation(samples=(8, 2, 0), right=right) for right in ((8, 0, 0), (5, 2, 0), (4, 1, 0))]
+    monkeypatch.setattr(module, "validate", lambda bench: found.pop(0))
+    training = Training(epochs=3, batch_size=16, learning_rate=0.01, select=select)
+    bench = make_bench(net(), training=training)
+    best = fit(bench, assignment(epochs=3), bench.model.weights())
+    assert (best.epoch, best.accuracy) == (kept, (0.8, 0.7, 0.5)[kept - 1])
 
 
 def test_events_tell_every_epoch_and_the_member():
@@ -165,7 +178,7 @@ def test_an_epoch_can_be_resumed_at_any_batch():
     bench.model.load(start)
     state = module.FitState(
         model=bench.model,
-        optimizer=module.new_optimizer(bench.model, bench.training),
+        optimizer=Adam(bench.model, bench.training),
         sums=torch.zeros(3, dtype=torch.float64),
     )
     batches, length = bench.batches, len(bench.batches)

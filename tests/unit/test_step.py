@@ -198,7 +198,7 @@ def test_a_model_that_does_not_fit_is_found_by_prepare():
 
 def test_left_out_files_are_told(trained):
     loaded = load(job("prepare", recipe()))
-    loaded = dataclasses.replace(loaded, data=dataclasses.replace(loaded.data, left_out=3))
+    loaded = dataclasses.replace(loaded, opened=dataclasses.replace(loaded.data, left_out=3))
     events = []
     assert run(loaded, (), lambda *event: events.append(event)).report["left_out"] == 3
     ((kind, data),) = events

@@ -13,7 +13,7 @@ from fedelmy_node.config.consent import Consent
 from fedelmy_node.domain.narration import bytes_text
 from fedelmy_node.domain.plan import Slice, Step, StepKind
 from fedelmy_node.errors import ConsentError
-from fedelmy_node.training.strategies import Effort, effort_of
+from fedelmy_node.training.strategies import Effort, effort_of, is_weighted
 
 __all__ = ["check_listed", "refuse", "refuse_bundle", "begins_anew", "efforts"]
 
@@ -74,6 +74,10 @@ def _refusals(plan: Slice, consent: Consent) -> Iterator[_Refusal]:
     if not _fits(recipe.strategy.name, consent.strategies):
         allowed = _listed(consent.strategies, "strategies")
         yield _refusal("E-CONSENT-STRATEGY", plan, f"strategy {recipe.strategy.name!r}", allowed, "strategies")
+    if is_weighted(recipe.strategy) and "sample-counts" not in consent.disclose:
+        asked = f"strategy {recipe.strategy.name!r}, whose bundles say how many samples a model has seen"
+        allowed = _listed(consent.disclose, "disclosures")
+        yield _refusal("E-CONSENT-STRATEGY", plan, asked, allowed, "disclose")
     strange = [name for name in recipe.task.classes if not _fits(name, consent.classes)]
     if strange:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""

@@ -12,14 +12,18 @@ from fedelmy_node.domain.names import Address, SiteName, address, site_name
 from fedelmy_node.errors import ConfigError
 
 __all__ = [
-    "Setting", "WireDtype", "OnUnreachable", "InputFormat", "Task", "ModelSpec", "Training", "StrategySpec", "Recipe",
-    "Absence", "Member", "Federation", "federation_name", "seconds_of",
+    "Setting", "WireDtype", "LossName", "Select", "OnUnreachable", "InputFormat", "Task", "ModelSpec", "Training",
+    "StrategySpec", "Recipe", "Absence", "Member", "Federation", "federation_name", "seconds_of",
 ]  # fmt: skip
 
 Setting = str | int | float | bool
 """A value that a strategy's settings may have in a plan."""
 WireDtype = Literal["float32", "bfloat16", "float16"]
 """The types that floats may have in a bundle."""
+LossName = Literal["cross_entropy", "prior_corrected"]
+"""What training minimises."""
+Select = Literal["accuracy", "balanced_accuracy", "last"]
+"""Which epoch of a pool member is kept."""
 OnUnreachable = Literal["wait", "skip", "abort"]
 """What the others do about a site that cannot be reached."""
 MAX_CLASSES: Final = 100_000
@@ -84,6 +88,8 @@ class ModelSpec:
 
     name: str
     """One of the built-in models, or `torchvision:NAME`."""
+    initial: Literal["shared", "separate"] = "shared"
+    """Whether sites that begin with a new model begin with the same one, or each with its own."""
 
     def __post_init__(self) -> None:
         _require(0 < len(self.name) <= MAX_NAME, f"a model's name has 1 to {MAX_NAME} characters")
@@ -103,6 +109,10 @@ class Training:
     """Samples per optimizer step; the last batch of an epoch may be smaller."""
     augment: tuple[Literal["crop", "flip", "rotate"], ...] = ()
     """crop: shift by up to an eighth of the size (4 pixels of 32); flip: left-right; rotate: up to 15 degrees."""
+    loss: LossName = "cross_entropy"
+    """prior_corrected: the logarithm of the site's own class frequencies is added to the scores, in the loss only."""
+    select: Select = "accuracy"
+    """Which epoch is kept: the best on the site's validation data by this measure, or the last one."""
     threads: int = 2
     """CPU threads of a trainer; part of the plan because the last bits of the result depend on it."""
 

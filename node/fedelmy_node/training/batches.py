@@ -49,6 +49,11 @@ class Batches:
         self._run_seed = run_seed
         self._device = device
 
+    @property
+    def labels(self) -> Tensor:
+        """Of all training samples."""
+        return self._samples.labels
+
     def __len__(self) -> int:
         """Batches of an epoch; the last one may be smaller."""
         return math.ceil(len(self._samples) / self._training.batch_size)
@@ -62,7 +67,7 @@ class Batches:
             chosen = order[begin : begin + self._training.batch_size]
             images = unit_float(self._samples.images[chosen].to(self._device))
             images = _augmented(images, self._training.augment, _generator(self._run_seed, *place, number))
-            yield normalised(images, self._wanted), self._samples.labels[chosen].to(self._device)
+            yield _channels_last(normalised(images, self._wanted)), self._samples.labels[chosen].to(self._device)
 
 
 def eval_batches(
@@ -73,7 +78,7 @@ def eval_batches(
     size = batch_size or max(1, min(_EVAL_BATCH, _EVAL_BATCH_BYTES // image_bytes))
     for begin in range(0, len(samples), size):
         part = samples.part(begin, begin + size)
-        yield normalised(unit_float(part.images.to(device)), wanted), part.labels.to(device)
+        yield _channels_last(normalised(unit_float(part.images.to(device)), wanted)), part.labels.to(device)
 
 
 def normalised(images: Tensor, wanted: InputFormat) -> Tensor:
@@ -83,6 +88,11 @@ def normalised(images: Tensor, wanted: InputFormat) -> Tensor:
     mean = torch.tensor(wanted.mean, device=images.device).view(1, -1, 1, 1)
     std = torch.tensor(wanted.std, device=images.device).view(1, -1, 1, 1)
     return (images - mean) / std
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """With the channels of a pixel side by side: convolutions then keep that order, which is the faster one."""
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def _resident(samples: Samples, device: torch.device) -> Samples:

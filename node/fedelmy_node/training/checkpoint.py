@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -80,8 +80,8 @@ class Underway:
     @classmethod
     def capture(cls, order: FitOrder, state: FitState) -> Underway:
         """The state as it is after at least one batch; training may go on at once."""
-        adam, best = state.optimizer.state[_parameter(state)], state.best
-        kept = best and Best(epoch=best.epoch, accuracy=best.accuracy, weights=_on_cpu(best.weights))
+        adam, best = state.optimizer.state, state.best
+        kept = replace(best, weights=_on_cpu(best.weights)) if best else None
         return cls(
             order=order,
             epoch=state.epoch,
@@ -97,12 +97,11 @@ class Underway:
         """Bring a state to where this one was, on whichever device."""
         device = state.model.theta.device
         state.model.load(self.now)
-        state.optimizer.state[_parameter(state)] = {name: t.to(device, copy=True) for name, t in self.adam.items()}
+        state.optimizer.restore(self.adam)
         state.sums.copy_(self.sums)
         state.epoch, state.batch, state.samples = self.epoch, self.batch, self.samples
         if self.best is not None:
-            weights = _copied(self.best.weights, device)
-            state.best = Best(epoch=self.best.epoch, accuracy=self.best.accuracy, weights=weights)
+            state.best = replace(self.best, weights=_copied(self.best.weights, device))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -119,11 +118,6 @@ class Found:
     @property
     def progress(self) -> tuple[int, int, int]:
         return (len(self.fits), self.underway.epoch, self.underway.batch) if self.underway else (len(self.fits), 0, 0)
-
-
-def _parameter(state: FitState) -> Tensor:
-    parameter: Tensor = state.optimizer.param_groups[0]["params"][0]
-    return parameter
 
 
 def _on_cpu(weights: Weights) -> Weights:

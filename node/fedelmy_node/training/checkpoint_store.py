@@ -59,6 +59,7 @@ class _StateEntry:
     best_epoch: int = 0
     """0: there is none yet."""
     best_accuracy: float | None = None
+    best_score: float | None = None
     sha256: str
 
 
@@ -218,7 +219,7 @@ class _Reader:
         groups, best = _read_tensors(path, entry.sha256, wanted), None
         if entry.best_epoch:
             weights = _weights(groups, "best-")
-            best = Best(epoch=entry.best_epoch, accuracy=entry.best_accuracy, weights=weights)
+            best = Best(epoch=entry.best_epoch, accuracy=entry.best_accuracy, score=entry.best_score, weights=weights)
         return Underway(
             order=entry.order,
             epoch=entry.epoch,
@@ -247,6 +248,7 @@ def _write_state(path: Path, underway: Underway) -> _StateEntry:
         samples=underway.samples,
         best_epoch=best.epoch if best else 0,
         best_accuracy=best.accuracy if best else None,
+        best_score=best.score if best else None,
         sha256=sha256,
     )
 

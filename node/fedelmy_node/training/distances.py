@@ -28,9 +28,9 @@ from torch import Tensor
 
 from fedelmy_node.training.flat import BLOCK
 
-__all__ = ["Distance", "Compat", "Terms", "Regulariser", "pool_regulariser", "log_divisor"]
+__all__ = ["Distance", "Compat", "Terms", "Regulariser", "Rows", "Proximal", "pool_regulariser", "log_divisor"]
 
-Distance = Literal["l2", "squared_l2"]
+Distance = Literal["l2", "squared_l2", "l1", "cosine"]
 Compat = Literal["paper", "authors"]
 
 LOSS_FLOOR: Final = 1e-8
@@ -46,9 +46,15 @@ class Terms:
     beta: float
     """Weight of d2, which training decreases."""
     distance: Distance
-    """Plain, or squared."""
+    """Plain, squared, or one of `measures.py`."""
     compat: Compat
     """authors: d1 includes the model that training started at, and both terms share the divisor of d2."""
+
+    def scaled(self, d1: Tensor, d2: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """What multiplies the gradients of d1 and d2."""
+        divisor2 = log_divisor(d2, loss)
+        divisor1 = divisor2 if self.compat == "authors" else log_divisor(d1, loss)
+        return -self.alpha / divisor1, self.beta / divisor2
 
 
 def log_divisor(distance: Tensor, loss: Tensor) -> Tensor:
@@ -71,7 +77,7 @@ class Regulariser(Protocol):
         """
 
 
-class _Rows(ABC):
+class Rows(ABC):
     """The matrix R and its two products; which rows there are, and what they mean, is the subclasses' affair."""
 
     def __init__(self, terms: Terms, origin: Tensor, others: Sequence[Tensor]) -> None:
@@ -108,14 +114,8 @@ class _Rows(ABC):
     def _evaluate(self, ru: Tensor, uu: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """From the products r_t.u and u.u: (d1, d2), and the gradient's coefficient of every row, u last."""
 
-    def _scaled_weights(self, d1: Tensor, d2: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """What multiplies the gradients of d1 and d2."""
-        divisor2 = log_divisor(d2, loss)
-        divisor1 = divisor2 if self._terms.compat == "authors" else log_divisor(d1, loss)
-        return -self._terms.alpha / divisor1, self._terms.beta / divisor2
 
-
-class _PlainL2(_Rows):
+class _PlainL2(Rows):
     """Distances to every point; the first point is the origin, and one of them is m0."""
 
     def __init__(self, terms: Terms, points: Sequence[Tensor], anchor: int) -> None:
@@ -130,13 +130,13 @@ class _PlainL2(_Rows):
         distance = torch.cat([uu.view(1), others]).sqrt()
         inverse = distance.reciprocal().where(distance > 0, 0.0)  # at distance 0 the gradient is defined as 0
         d1, d2 = distance.mean(), distance[self._anchor]
-        weight1, weight2 = self._scaled_weights(d1, d2, loss)
+        weight1, weight2 = self._terms.scaled(d1, d2, loss)
         pull = inverse * (weight1 / distance.numel())
         pull[self._anchor] += inverse[self._anchor] * weight2
         return torch.stack([d1, d2]), torch.cat([-pull[1:], pull.sum().view(1)])
 
 
-class _SquaredL2(_Rows):
+class _SquaredL2(Rows):
     """One row stands for the pool: the mean of its points relative to m0, the origin."""
 
     def __init__(self, terms: Terms, points: Sequence[Tensor], mean: Tensor) -> None:
@@ -145,8 +145,24 @@ class _SquaredL2(_Rows):
 
     def _evaluate(self, ru: Tensor, uu: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         d1, d2 = (uu - 2 * ru[0] + self._mean_square).clamp_min(0), uu
-        weight1, weight2 = self._scaled_weights(d1, d2, loss)
+        weight1, weight2 = self._terms.scaled(d1, d2, loss)
         return torch.stack([d1, d2]), 2 * torch.stack([-weight1, weight1 + weight2])
+
+
+class Proximal:
+    """FedProx's term: mu/2 |theta - anchor|^2."""
+
+    def __init__(self, mu: float, anchor: Tensor) -> None:
+        self._mu = mu
+        self._anchor = anchor
+        self._u = torch.empty_like(anchor)
+
+    def add_gradient(self, theta: Tensor, grad: Tensor, loss: Tensor) -> Tensor:
+        """See `Regulariser`; the anchor is the whole pool."""
+        torch.sub(theta, self._anchor, out=self._u)
+        grad.add_(self._u, alpha=self._mu)
+        distance: Tensor = torch.linalg.vector_norm(self._u, dtype=torch.float64)
+        return distance.expand(2)
 
 
 def pool_regulariser(terms: Terms, pool: Sequence[Tensor], start: Tensor) -> Regulariser | None:
@@ -157,6 +173,11 @@ def pool_regulariser(terms: Terms, pool: Sequence[Tensor], start: Tensor) -> Reg
         # The start is the pool's mean, so adding it to the pool does not move the mean.
         points = [*pool, start] if terms.compat == "authors" else pool
         return _SquaredL2(terms, points, start)
+    if terms.distance in ("l1", "cosine"):
+        from fedelmy_node.training.measures import Cosine, ManhattanL1  # only who asks for them needs them
+
+        points, anchor = ([start, *pool], 1) if terms.compat == "authors" else (list(pool), 0)
+        return ManhattanL1(terms, points, anchor) if terms.distance == "l1" else Cosine(terms, points, anchor)
     if terms.compat == "authors":
         # Training begins at distance zero of the start: as the origin, it is where precision is best.
         return _PlainL2(terms, [start, *pool], anchor=1)

@@ -1,4 +1,4 @@
-"""Fitting one model: Adam on cross-entropy and an optional regulariser; the best validation epoch is kept.
+"""Fitting one model: Adam on the loss and an optional regulariser; the best validation epoch is kept.
 
 Every random number derives from (run seed, site, visit, member, epoch, batch), so `FitState` is all that has
 to be known to go on from any batch. Nothing in the loop over batches waits for the device.
@@ -18,22 +18,23 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedelmy_node.domain.events import EventKind
-from fedelmy_node.domain.federation import InputFormat, Training
+from fedelmy_node.domain.federation import InputFormat, Select, Training
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.errors import TrainingError
+from fedelmy_node.training.adam import Adam
 from fedelmy_node.training.batches import Batches, Place, eval_batches
 from fedelmy_node.training.data.samples import Samples
 from fedelmy_node.training.distances import Regulariser
 from fedelmy_node.training.flat import FlatModel, Weights
 from fedelmy_node.training.job import Emit
+from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.progress import Progress
 from fedelmy_node.training.seeds import derive
 
-__all__ = ["Bench", "FitOrder", "Best", "FitState", "Keeper", "fit", "validate", "new_optimizer"]
+__all__ = ["Bench", "FitOrder", "Validation", "Best", "FitState", "Keeper", "fit", "validate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -50,6 +51,8 @@ class Bench:
     """How validation images are normalised."""
     training: Training
     """Of the recipe."""
+    loss: Loss
+    """What the gradient is of."""
     run_seed: int
     """With site and visit, where the seeds of this step begin."""
     site: SiteName
@@ -78,6 +81,37 @@ class FitOrder:
         return "member" if self.member else "warm-up"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validation:
+    """How a model does on the validation data, by class."""
+
+    samples: tuple[int, ...]
+    """Of every class."""
+    right: tuple[int, ...]
+    """Of those, how many the model knows."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of all samples; None where there are none."""
+        return sum(self.right) / sum(self.samples) if sum(self.samples) else None
+
+    @property
+    def balanced_accuracy(self) -> float | None:
+        """The mean over the classes that have samples."""
+        shares = [right / samples for right, samples in zip(self.right, self.samples, strict=True) if samples]
+        return math.fsum(shares) / len(shares) if shares else None
+
+    def score(self, select: Select) -> float | None:
+        """What an epoch is chosen by; None: the latest is kept."""
+        match select:
+            case "accuracy":
+                return self.accuracy
+            case "balanced_accuracy":
+                return self.balanced_accuracy
+            case "last":
+                return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Best:
     """The epoch that is kept, so far or at the end."""
@@ -86,6 +120,8 @@ class Best:
     """From 1; 0 if nothing was trained."""
     accuracy: float | None
     """On the validation data; None where there are none."""
+    score: float | None = None
+    """What it was chosen by; None: the latest is kept."""
     weights: Weights
     """At the end of that epoch."""
 
@@ -96,7 +132,7 @@ class FitState:
 
     model: FlatModel
     """Holds the current values."""
-    optimizer: torch.optim.Adam
+    optimizer: Adam
     """Holds the moments and counts the steps."""
     sums: Tensor
     """Loss, d1 and d2, each times samples, over the current epoch so far; float64, on the device."""
@@ -134,10 +170,10 @@ def fit(
     began = time.monotonic()
     bench.model.load(start)
     if order.epochs == 0:
-        return Best(epoch=0, accuracy=validate(bench), weights=start)
+        return Best(epoch=0, accuracy=validate(bench).accuracy, weights=start)
     state = FitState(
         model=bench.model,
-        optimizer=new_optimizer(bench.model, bench.training),
+        optimizer=Adam(bench.model, bench.training),
         sums=torch.zeros(3, dtype=torch.float64, device=bench.model.theta.device),
     )
     if keeper is not None:
@@ -163,23 +199,19 @@ def fit(
     return state.best
 
 
-def new_optimizer(model: FlatModel, training: Training) -> torch.optim.Adam:
-    """A fresh Adam over the one vector; the fused kernel works element by element, so it is deterministic."""
-    parameter = nn.Parameter(model.theta)
-    parameter.grad = model.grad
-    return torch.optim.Adam([parameter], lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
-
-
-def validate(bench: Bench) -> float | None:
-    """The validation accuracy of the model's current values; None without validation data."""
+def validate(bench: Bench) -> Validation:
+    """How the model's current values do on the validation data."""
     module, device = bench.model.module, bench.model.theta.device
-    correct = torch.zeros((), dtype=torch.int64, device=device)
     module.eval()
+    counts = torch.zeros(2, bench.loss.classes, dtype=torch.int64, device=device)
     with torch.inference_mode():
         for images, labels in eval_batches(bench.validation, bench.input, device=device):
-            correct += (module(images).argmax(dim=1) == labels).sum()
+            right = module(images).argmax(dim=1) == labels
+            counts[0] += torch.bincount(labels, minlength=bench.loss.classes)
+            counts[1] += torch.bincount(labels[right], minlength=bench.loss.classes)
     module.train()
-    return int(correct) / len(bench.validation) if len(bench.validation) else None
+    samples, right = counts.tolist()
+    return Validation(samples=tuple(samples), right=tuple(right))
 
 
 def _train_epoch(
@@ -198,7 +230,7 @@ def _train_epoch(
         _seed(model.theta.device, derive(bench.run_seed, *place, state.batch, "model"))
         model.grad.zero_()
         with _running_statistics(model.module, only_if=len(labels) == 1):
-            loss = functional.cross_entropy(model.module(images), labels)
+            loss = bench.loss(model.module(images), labels)
             loss.backward()  # type: ignore[no-untyped-call]
         loss = loss.detach()
         state.sums[0].add_(loss, alpha=len(labels))
@@ -219,10 +251,12 @@ def _close_epoch(bench: Bench, order: FitOrder, state: FitState, regularised: bo
         who = f"member {order.member} of {order.members}" if order.member else "the warm-up"
         message = f"{who} diverged in epoch {state.epoch}: its loss or its weights are not finite"
         raise TrainingError("E-TRAINING-DIVERGED", message)
-    accuracy = validate(bench)
-    # Strictly better, so the earliest of equals wins; without validation data, always.
-    if state.best is None or state.best.accuracy is None or (accuracy or 0.0) > state.best.accuracy:
-        state.best = Best(epoch=state.epoch, accuracy=accuracy, weights=state.model.weights())
+    found = validate(bench)
+    score = found.score(bench.training.select)
+    # Strictly better, so the earliest of equals wins; without a score, always.
+    if state.best is None or state.best.score is None or (score or 0.0) > state.best.score:
+        weights = state.model.weights()
+        state.best = Best(epoch=state.epoch, accuracy=found.accuracy, score=score, weights=weights)
     data: dict[str, Any] = {
         "phase": order.phase,
         "member": order.member,
@@ -230,7 +264,7 @@ def _close_epoch(bench: Bench, order: FitOrder, state: FitState, regularised: bo
         "epoch": state.epoch,
         "epochs": order.epochs,
         "loss": means[0],
-        "accuracy": accuracy,
+        "accuracy": found.accuracy,
     }
     if regularised:
         data |= {"d1": means[1], "d2": means[2]}

@@ -38,7 +38,7 @@ class DataSpec:
 class Job:
     """One unit of work for a trainer."""
 
-    kind: Literal["prepare", "train", "evaluate"]
+    kind: Literal["prepare", "train", "merge", "evaluate"]
     """prepare: build the model on the meta device, open the data, report the manifest; the others are steps."""
     site: SiteName
     visit: int
@@ -48,7 +48,7 @@ class Job:
     device: str = "cpu"
     """cpu, cuda or cuda:N; `auto` is resolved by the trainer."""
     output: Path | None = None
-    """Where a train step writes its bundle."""
+    """Where a train or merge step writes its bundle."""
     keep_pool: Path | None = None
     """A directory for every pool member, if the site wants to keep them."""
     max_change: float | None = None
@@ -66,7 +66,7 @@ class Outcome:
     """What a job came to."""
 
     sha256: str | None = None
-    """Of the bundle that a train step wrote."""
+    """Of the bundle that a train or merge step wrote."""
     bytes: int = 0
     """Its size."""
     manifest: tuple[TensorInfo, ...] = ()

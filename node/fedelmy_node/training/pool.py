@@ -32,11 +32,14 @@ class Pool:
         return iter(self._members)
 
 
-def mean_weights(members: Sequence[Weights]) -> Weights:
-    """Floats: the mean, summed in float64. Integers, such as BatchNorm's counter: the newest member's."""
+def mean_weights(members: Sequence[Weights], counts: Sequence[int] | None = None) -> Weights:
+    """Floats: the mean, summed in float64. Integers, such as BatchNorm's counter: the newest member's.
+
+    With counts, each member weighs as much as its count.
+    """
     return Weights(
-        vector=_mean([member.vector for member in members]),
-        rest={name: _mean([member.rest[name] for member in members]) for name in members[-1].rest},
+        vector=_mean([member.vector for member in members], counts),
+        rest={name: _mean([member.rest[name] for member in members], counts) for name in members[-1].rest},
     )
 
 
@@ -50,16 +53,17 @@ def distances_between(members: Sequence[Weights]) -> list[list[float]]:
     return table
 
 
-def _mean(tensors: Sequence[Tensor]) -> Tensor:
+def _mean(tensors: Sequence[Tensor], counts: Sequence[int] | None) -> Tensor:
     """The average of tensors of one shape, in pieces so that a large model needs no large float64 copy."""
     if not tensors[-1].is_floating_point():
         return tensors[-1].clone()
     out = torch.empty_like(tensors[-1])
     flat = [tensor.reshape(-1) for tensor in tensors]
+    shares = counts or [1] * len(tensors)
     for begin in range(0, out.numel(), 256 * BLOCK):
         piece = slice(begin, begin + 256 * BLOCK)
-        total = flat[0][piece].double()
-        for tensor in flat[1:]:
-            total += tensor[piece]
-        out.view(-1)[piece] = total / len(tensors)
+        total = flat[0][piece].double() * shares[0]
+        for tensor, share in zip(flat[1:], shares[1:], strict=True):
+            total += tensor[piece].double() * share
+        out.view(-1)[piece] = total / sum(shares)
     return out

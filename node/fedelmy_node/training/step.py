@@ -10,28 +10,28 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import nn
 
-from fedelmy_node.bundles.check import check_bundle
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.errors import BundleError, ConfigError, RunError
+from fedelmy_node.training.arrivals import MODEL_GROUP, Received, groups_of, mean_of, receive
 from fedelmy_node.training.batches import Batches, eval_batches
-from fedelmy_node.training.bundle import bundle_bytes, manifest_of, read_bundle, write_bundle
+from fedelmy_node.training.bundle import bundle_bytes, manifest_of, write_bundle
 from fedelmy_node.training.checkpoint import job_key
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.data.site import SiteData, open_data
 from fedelmy_node.training.features import embedding
-from fedelmy_node.training.fit import Bench, fit, new_optimizer, validate
+from fedelmy_node.training.fit import Bench, fit, validate
 from fedelmy_node.training.flat import FlatModel, Weights
 from fedelmy_node.training.job import Emit, Job, Outcome
+from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.metrics import evaluate
 from fedelmy_node.training.models import build
 from fedelmy_node.training.pool import distances_between
@@ -39,13 +39,11 @@ from fedelmy_node.training.progress import Progress
 from fedelmy_node.training.resume import Checkpoints
 from fedelmy_node.training.seeds import derive
 from fedelmy_node.training.stopping import Stopping
-from fedelmy_node.training.strategies import settings_for, strategy_for
+from fedelmy_node.training.strategies import is_weighted, settings_for, strategy_for
 from fedelmy_node.training.work import Work
 
-__all__ = ["MODEL_GROUP", "Loaded", "load", "run"]
+__all__ = ["Loaded", "load", "run"]
 
-MODEL_GROUP: Final = "model"
-"""The group of a bundle that is the model's state dict."""
 _COMPARED: Final = 64
 """Members of a pool whose distances are told: a table of more is nothing to look at."""
 
@@ -58,21 +56,32 @@ class Loaded:
     """As it was asked for."""
     settings: object
     """Of the strategy, validated."""
-    data: SiteData
-    """The site's samples."""
+    opened: SiteData | None
+    """The site's samples; None for a merge, which needs none."""
     model: FlatModel
     """On the job's device; for prepare on the meta device, without values."""
     initial: Weights
-    """The model's random values, which depend on the run's seed alone: equal at all sites."""
+    """The model's random values; they depend on the run's seed alone and are equal at all sites, or each site's own."""
     manifest: tuple[TensorInfo, ...]
     """The tensors that every bundle of the job's recipe has."""
     seconds: float
     """How long loading took."""
 
     @property
+    def data(self) -> SiteData:
+        assert self.opened is not None, "a merge looks at no samples"
+        return self.opened
+
+    @property
+    def weighted(self) -> bool:
+        """Whether bundles say how many samples their model has seen."""
+        return is_weighted(self.job.recipe.strategy)
+
+    @property
     def summary(self) -> dict[str, Any]:
         """The data of a READY event."""
-        return {**_sizes(self.data), "seconds": round(self.seconds, 3)}
+        sizes = _sizes(self.opened) if self.opened else {}
+        return {**sizes, "seconds": round(self.seconds, 3)}
 
 
 def load(job: Job) -> Loaded:
@@ -81,18 +90,18 @@ def load(job: Job) -> Loaded:
     recipe, device = job.recipe, _device(job.device)
     _set_determinism(device, recipe.training)
     settings = settings_for(recipe.strategy)
-    seed = None if job.kind == "prepare" else derive(recipe.seed, "init")
+    seed = None if job.kind == "prepare" else _initial_seed(job)
     module = build(recipe.model, recipe.task, seed)
     model = FlatModel(module if seed is None else module.to(device))
-    data = open_data(job.data, recipe.task, seed=recipe.seed, site=job.site)
-    _import_what_is_slow(job)
+    opened = None if job.kind == "merge" else open_data(job.data, recipe.task, seed=recipe.seed, site=job.site)
+    seen = 0 if is_weighted(recipe.strategy) else None
     return Loaded(
         job=job,
         settings=settings,
-        data=data,
+        opened=opened,
         model=model,
         initial=model.weights(),
-        manifest=manifest_of({MODEL_GROUP: model.state_dict()}, recipe.wire_dtype),
+        manifest=manifest_of(groups_of(model, seen), recipe.wire_dtype),
         seconds=time.monotonic() - began,
     )
 
@@ -100,20 +109,23 @@ def load(job: Job) -> Loaded:
 def run(loaded: Loaded, inputs: Sequence[Path], emit: Emit, stopping: Stopping | None = None) -> Outcome:
     """Do the job with its inputs, bundles in the order of the plan; `stopping` may end it early."""
     _set_determinism(_device(loaded.job.device), loaded.job.recipe.training)  # other jobs may have come between
-    if loaded.data.left_out:
-        message = f"{loaded.data.left_out} file(s) of this site's data cannot be read and are left out"
+    if loaded.opened is not None and loaded.opened.left_out:
+        message = f"{loaded.opened.left_out} file(s) of this site's data cannot be read and are left out"
         emit(EventKind.WARNING, {"code": "E-DATA-UNREADABLE", "message": message})
     match loaded.job.kind:
         case "prepare":
             return _prepare(loaded)
         case "evaluate":
             return _evaluate(loaded, inputs)
+        case "merge":
+            return _merge(loaded, inputs)
         case "train":
             with _checkpoints(loaded, inputs, emit, stopping or Stopping()) as checkpoints:
                 return _train(loaded, inputs, emit, checkpoints)
 
 
 def _prepare(loaded: Loaded) -> Outcome:
+    groups = groups_of(loaded.model, 0 if loaded.weighted else None)
     report = {
         "samples": _sizes(loaded.data),
         "class_counts": loaded.data.class_counts,
@@ -123,7 +135,7 @@ def _prepare(loaded: Loaded) -> Outcome:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": str(_device(loaded.job.device)),
         "parameters": loaded.model.parameters,
-        "bundle_bytes": bundle_bytes({MODEL_GROUP: loaded.model.state_dict()}, loaded.job.recipe.wire_dtype),
+        "bundle_bytes": bundle_bytes(groups, loaded.job.recipe.wire_dtype),
     }
     if loaded.job.trial:
         from fedelmy_node.training.trial import trial  # only an examination needs it
@@ -145,7 +157,6 @@ def _checkpoints(
 
 def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Checkpoints | None) -> Outcome:
     job, recipe, model = loaded.job, loaded.job.recipe, loaded.model
-    assert job.output is not None, "a train job says where its bundle goes"
     device = model.theta.device
     bench = Bench(
         model=model,
@@ -153,6 +164,7 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Chec
         validation=loaded.data.validation,
         input=recipe.task.input,
         training=recipe.training,
+        loss=Loss(recipe.training.loss, loaded.data.train.labels, len(recipe.task.classes), device),
         run_seed=recipe.seed,
         site=job.site,
         visit=job.visit,
@@ -163,7 +175,7 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Chec
     work = Work(
         bench,
         initial=loaded.initial,
-        received=received,
+        received=[one.weights for one in received],
         keep=lambda *m: _keep(loaded, *m),
         fit=checkpoints.fit if checkpoints else fit,
     )
@@ -172,12 +184,29 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Chec
     report = {
         **_sizes(loaded.data),
         "member_accuracies": work.accuracies,
-        "validation_accuracy": validate(bench),
+        "validation_accuracy": validate(bench).accuracy,
         **_comparison(bench, work),
     }
+    seen = sum(one.seen for one in received) + len(loaded.data.train)
+    return replace(_written(loaded, result, seen), report=report)
+
+
+def _merge(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
+    """The mean of the inputs: nothing is trained, and no sample is looked at."""
+    if not inputs:
+        raise RunError("E-RUN-PLAN", "a merge step has no input")
+    received = [_receive(loaded, path) for path in inputs]
+    return _written(loaded, mean_of(received), sum(one.seen for one in received))
+
+
+def _written(loaded: Loaded, result: Weights, seen: int) -> Outcome:
+    """The step's bundle."""
+    job, model = loaded.job, loaded.model
+    assert job.output is not None, "a step that makes a model says where its bundle goes"
     model.load(result)
-    sha256, size = write_bundle(job.output, {MODEL_GROUP: model.state_dict()}, recipe.wire_dtype)
-    return Outcome(sha256=sha256, bytes=size, report=report)
+    groups = groups_of(model, seen if loaded.weighted else None)
+    sha256, size = write_bundle(job.output, groups, job.recipe.wire_dtype)
+    return Outcome(sha256=sha256, bytes=size)
 
 
 def _comparison(bench: Bench, work: Work) -> dict[str, Any]:
@@ -186,7 +215,7 @@ def _comparison(bench: Bench, work: Work) -> dict[str, Any]:
     compared: dict[str, Any] = {}
     if began:
         bench.model.load(began[0])
-        compared["received_accuracy"] = validate(bench)
+        compared["received_accuracy"] = validate(bench).accuracy
     if 1 < len(work.pool) <= _COMPARED:
         compared["pool_distances"] = distances_between(work.pool)
     return compared
@@ -196,7 +225,7 @@ def _evaluate(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
     if len(inputs) != 1:
         raise RunError("E-RUN-PLAN", f"an evaluate step has one input, not {len(inputs)}")
     task, model = loaded.job.recipe.task, loaded.model
-    model.load(_receive(loaded, inputs[0]))
+    model.load(_receive(loaded, inputs[0]).weights)
     batches = partial(eval_batches, loaded.data.test, task.input, device=model.theta.device)
     report = evaluate(model.module, batches(), task.classes)
     if loaded.job.features:
@@ -205,14 +234,12 @@ def _evaluate(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
     return Outcome(report=report)
 
 
-def _receive(loaded: Loaded, path: Path) -> Weights:
+def _receive(loaded: Loaded, path: Path) -> Received:
     """The model in a bundle, which must be of this recipe, finite, and no farther away than the site allows."""
-    check_bundle(path, loaded.manifest)
-    loaded.model.load_state_dict(read_bundle(path)[MODEL_GROUP])
-    weights = loaded.model.weights()
+    received = receive(path, loaded.model, loaded.manifest)
     if loaded.job.max_change is not None:
-        _check_change(loaded.initial, weights, loaded.job.max_change)
-    return weights
+        _check_change(loaded.initial, received.weights, loaded.job.max_change)
+    return received
 
 
 def _check_change(initial: Weights, received: Weights, limit: float) -> None:
@@ -255,10 +282,10 @@ def _set_determinism(device: torch.device, training: Training) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def _import_what_is_slow(job: Job) -> None:
-    """The first optimizer makes torch import its compiler, a second or more: pay before the inputs arrive."""
-    if job.kind == "train":
-        new_optimizer(FlatModel(nn.Linear(1, 1)), job.recipe.training).step()
+def _initial_seed(job: Job) -> int:
+    """Of the model at random: the same at all sites, unless the federation wants each to have its own."""
+    whose = () if job.recipe.model.initial == "shared" else (job.site,)
+    return derive(job.recipe.seed, "init", *whose)
 
 
 def _sizes(data: SiteData) -> dict[str, int]:

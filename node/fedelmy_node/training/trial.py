@@ -12,14 +12,14 @@ from statistics import median
 from typing import Any, Final
 
 import torch
-from torch.nn import functional
 
 from fedelmy_node.errors import TrainingError
+from fedelmy_node.training.adam import Adam
 from fedelmy_node.training.batches import Batches, eval_batches
 from fedelmy_node.training.data.site import SiteData
-from fedelmy_node.training.fit import new_optimizer
 from fedelmy_node.training.flat import FlatModel
 from fedelmy_node.training.job import Job
+from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.models.build import build_model
 from fedelmy_node.training.seeds import derive
 
@@ -53,7 +53,9 @@ def trial(job: Job, data: SiteData, device: torch.device) -> dict[str, Any]:
 
 
 def _timed(model: FlatModel, batches: Batches, job: Job, device: torch.device) -> list[float]:
-    optimizer, began = new_optimizer(model, job.recipe.training), time.monotonic()
+    optimizer, began = Adam(model, job.recipe.training), time.monotonic()
+    classes = len(job.recipe.task.classes)
+    loss = Loss(job.recipe.training.loss, batches.labels, classes, device)
     model.module.train(len(batches) > 1 or job.recipe.training.batch_size > 1)
     seconds: list[float] = []
     epoch = 0
@@ -64,7 +66,7 @@ def _timed(model: FlatModel, batches: Batches, job: Job, device: torch.device) -
         for images, labels in islice(batches.epoch(place), _BATCHES - len(seconds)):
             if len(labels) > 1:  # one sample has no statistics; `fit` knows what to do with it
                 model.grad.zero_()
-                functional.cross_entropy(model.module(images), labels).backward()  # type: ignore[no-untyped-call]
+                loss(model.module(images), labels).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             _wait_for(device)
             now = time.monotonic()

@@ -19,6 +19,7 @@ from fedelmy_node.domain.federation import ModelSpec, Recipe, Task
 from fedelmy_node.domain.reports import ResultModel
 from fedelmy_node.durable import replacing
 from fedelmy_node.errors import BundleError, DataError
+from fedelmy_node.training.arrivals import MODEL_GROUP
 from fedelmy_node.training.batches import eval_batches, normalised
 from fedelmy_node.training.bundle import read_bundle
 from fedelmy_node.training.data import parse_source
@@ -30,7 +31,7 @@ from fedelmy_node.training.data.site import class_numbers
 from fedelmy_node.training.job import DataSpec, Job
 from fedelmy_node.training.metrics import evaluate
 from fedelmy_node.training.models import build
-from fedelmy_node.training.step import MODEL_GROUP, load, run
+from fedelmy_node.training.step import load, run
 
 __all__ = ["TrainedModel", "load_model", "export_model", "evaluate_model", "predict_files"]
 

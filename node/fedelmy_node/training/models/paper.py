@@ -1,4 +1,7 @@
-"""The models of the FedELMY paper, with their parameter counts at the paper's inputs."""
+"""The models of the FedELMY paper, with their parameter counts at the paper's inputs.
+
+Pooling comes before ReLU: the values and gradients are the same, and ReLU has a quarter of the work.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ def cnn(task: Task) -> nn.Module:
     sides = [_half(_half(side - 2) - 2) - 2 for side in (task.input.height, task.input.width)]
     return nn.Sequential(
         nn.Conv2d(task.input.channels, 128, 3),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(128, 128, 3),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(128, 128, 3),
         nn.ReLU(),
         nn.Flatten(),
@@ -31,11 +34,11 @@ def cnn_pacs(task: Task) -> nn.Module:
     sides = [_half(_half(side - 4) - 4) for side in (task.input.height, task.input.width)]
     return nn.Sequential(
         nn.Conv2d(task.input.channels, 6, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(_features(16, *sides), 120),
         nn.ReLU(),
@@ -50,11 +53,11 @@ def cnn_tiny(task: Task) -> nn.Module:
     sides = [_half(_half(side)) for side in (task.input.height, task.input.width)]
     return nn.Sequential(
         nn.Conv2d(task.input.channels, 32, 3, padding=1),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(_features(64, *sides), 128),
         nn.ReLU(),

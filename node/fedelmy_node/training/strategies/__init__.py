@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from fedelmy_node.training.flat import Weights
     from fedelmy_node.training.work import Work
 
-__all__ = ["StrategyEntry", "STRATEGIES", "Strategy", "Effort", "strategy_for", "settings_for", "effort_of"]
+__all__ = [
+    "StrategyEntry", "STRATEGIES", "Strategy", "Effort", "strategy_for", "settings_for", "is_weighted", "effort_of",
+]  # fmt: skip
 
 
 class StrategyEntry(NamedTuple):
@@ -35,6 +37,9 @@ class StrategyEntry(NamedTuple):
 _HERE: Final = "fedelmy_node.training.strategies"
 STRATEGIES: Final[Mapping[str, StrategyEntry]] = {
     "fedelmy": StrategyEntry("a pool of diverse models per site, averaged", f"{_HERE}.fedelmy"),
+    "fedseq": StrategyEntry("plain training, one model per site", f"{_HERE}.fedseq"),
+    "fedprox": StrategyEntry("as fedseq, held near the model that was received", f"{_HERE}.fedprox"),
+    "fedavg": StrategyEntry("as fedseq; where models are merged, each weighs by its samples", f"{_HERE}.fedavg"),
 }
 
 
@@ -59,7 +64,7 @@ class Effort:
 
 
 class Strategy(Protocol):
-    """What a strategy's module has."""
+    """What a strategy's module has; `WEIGHTED = True` beside it says that merges weigh by samples."""
 
     Settings: type
     """A frozen dataclass: what federation.toml may set under [strategy], with defaults."""
@@ -83,6 +88,11 @@ def settings_for(spec: StrategySpec) -> object:
     """The strategy's own settings, validated, with its defaults for what the plan does not say."""
     settings: object = decode(strategy_for(spec.name).Settings, spec.settings, "strategy")
     return settings
+
+
+def is_weighted(spec: StrategySpec) -> bool:
+    """Whether models are merged by the samples that they have seen; their bundles then say how many those are."""
+    return bool(getattr(strategy_for(spec.name), "WEIGHTED", False))
 
 
 def effort_of(recipe: Recipe, *, begins: bool) -> Effort:

@@ -28,8 +28,8 @@ class Settings:
     """Weight of d1, the mean distance to the pool, which is to grow; 0 switches it off."""
     beta: float = 1.0
     """Weight of d2, the distance to the pool's first model, which is to stay small; 0 switches it off."""
-    distance: Literal["l2", "squared_l2"] = "l2"
-    """Of two models' parameters: plain as in the paper, or squared as in the authors' code."""
+    distance: Literal["l2", "squared_l2", "l1", "cosine"] = "l2"
+    """Of two models' parameters: plain as in the paper, squared as in the authors' code, or two more of ours."""
     compat: Literal["paper", "authors"] = "paper"
     """authors: as in their code, d1 includes the model that training starts at, and d2 scales both terms."""
 
