@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fedelmy_launcher.cli.options import json_option
+from fedelmy_launcher.cli.options import json_option, load_operator, operator_options
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.errors import EXIT_DETACHED, ConfigError
 
@@ -16,9 +19,12 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from fedelmy_launcher.experiments.federations import Prepared
+    from fedelmy_launcher.experiments.grid import Cell
+    from fedelmy_launcher.experiments.news import News
     from fedelmy_launcher.experiments.results import Results
     from fedelmy_launcher.experiments.session import Session
     from fedelmy_node.errors import FedelmyError
+    from fedelmy_node.identity.keystore import Identity
 
 __all__ = ["experiment"]
 
@@ -46,14 +52,22 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @click.option("--seeds", metavar="N[,N...]", help="Other seeds than the file's.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value in all cells. Repeatable.")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once.  [default: cores / training.threads]")
+@click.option(
+    "--nodes",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Run the cells on the real nodes of this federation file, with their own data.",
+)
+@operator_options
 @click.option("--dry-run", is_flag=True, help="Say what would be computed, and compute nothing.")
 @json_option
 def experiment(
     name: str, setting: str | None, data: tuple[str, ...], out: Path | None, only: tuple[str, ...],
-    columns: tuple[str, ...], seeds: str | None, changes: tuple[str, ...], jobs: int | None, dry_run: bool,
-    as_json: bool,
+    columns: tuple[str, ...], seeds: str | None, changes: tuple[str, ...], jobs: int | None, nodes: Path | None,
+    identity: Path, insecure: bool, dry_run: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Simulate the grid of EXPERIMENT, a name or a file, and write results, a table and plots.
+
+    With --nodes the cells are runs of a real federation instead, one after another.
 
     A cell is a federation with a seed. What is finished is kept: the same command, killed or not, goes on where it
     was. `fedelmy-launch list experiments` names those that come with the package.
@@ -64,11 +78,9 @@ def experiment(
       fedelmy-launch experiment table-8 --data cifar10=imagefolder:/data/cifar10
       fedelmy-launch experiment table-3 --setting full --data cifar10=cifar10:/data/cifar --data pacs=/data/pacs
       fedelmy-launch experiment my-grid.toml --only FedSeq --seeds 0,1 --set training.epochs=3
+      fedelmy-launch experiment table-3 --column CIFAR-10 --nodes federation.toml
     """
-    from dataclasses import replace
-
     from fedelmy_launcher.experiments import find_experiment
-    from fedelmy_launcher.experiments.datasets import parse_given
     from fedelmy_launcher.experiments.grid import cells_of, chosen, read_experiment
     from fedelmy_launcher.experiments.outcome import ExperimentOutcome
     from fedelmy_launcher.experiments.results import open_results
@@ -87,7 +99,8 @@ def experiment(
     )
     changed = parse_setting(changes)
     outcome = ExperimentOutcome(path.stem, setting, grid, ", ".join(sorted(changes)))
-    session = Session.of(outcome, cells_of(grid, changed), parse_given(data))
+    cells = cells_of(grid, changed)
+    session = Session.of(outcome, cells, _preparation(cells, data, nodes))
     directory = out or Path("results") / f"{path.stem}-{setting}"
     with open_results(directory) as results:
         left = session.take(results.known)
@@ -96,7 +109,12 @@ def experiment(
         if dry_run:
             return _dry_run(session, [prepared.key for prepared in left], as_json=as_json)
         try:
-            errors = _compute(session, left, results, jobs, as_json=as_json) if left else []
+            computed: AbstractContextManager[Iterable[News]]
+            if nodes is None:
+                computed = _simulated(left, jobs)
+            else:
+                computed = _on_nodes(left, load_operator(identity, insecure))
+            errors = _compute(session, left, results, computed, as_json=as_json) if left else []
         except KeyboardInterrupt:
             click.echo("\nInterrupted: what is finished is kept, the same command goes on.", err=True)
             return EXIT_DETACHED
@@ -137,7 +155,9 @@ def _dry_run(session: Session, left: list[str], *, as_json: bool) -> int:
             if as_json:
                 emit_json({"key": key, "cells": [cell.name for cell in cells], "training_samples": work})
             else:
-                click.echo(f"  {names}: {len(prepared.parts)} sites, {work:,} samples to train with; {prepared.data}")
+                click.echo(
+                    f"  {names}: {len(prepared.tables['sites'])} sites, {work:,} samples to train with; {prepared.data}"
+                )
     seconds = samples / rate if rate else None
     if as_json:
         emit_json({"cells": len(left), "training_samples": samples, "estimated_seconds": seconds})
@@ -157,16 +177,57 @@ def _rate(session: Session) -> float | None:
     return samples / seconds if samples and seconds else None
 
 
-def _compute(
-    session: Session, left: list[Prepared], results: Results, jobs: int | None, *, as_json: bool
-) -> list[FedelmyError]:
-    from fedelmy_launcher.experiments.screen import Pace, open_experiment_screen
-    from fedelmy_launcher.experiments.session import Work, usual_jobs
+def _preparation(cells: list[Cell], data: tuple[str, ...], nodes: Path | None) -> Callable[[Cell], Prepared]:
+    """How a cell becomes a federation: of the data at hand, or with a real federation's sites."""
+    if nodes is None:
+        from fedelmy_launcher.experiments.datasets import parse_given
+        from fedelmy_launcher.experiments.federations import prepare_cell
+
+        given = parse_given(data)
+        return lambda cell: prepare_cell(cell, given)
+    from fedelmy_launcher.experiments.nodes import check_columns, prepare_on_nodes
+    from fedelmy_launcher.federation_file import load_federation
+
+    if data:
+        hint = "Leave --data out, or --nodes."
+        raise ConfigError("E-CONFIG-VALUE", "--data is for simulation; real nodes have their own", hint=hint)
+    check_columns(cells)
+    federation = load_federation(nodes)
+    return lambda cell: prepare_on_nodes(cell, federation)
+
+
+@contextmanager
+def _simulated(left: list[Prepared], jobs: int | None) -> Iterator[Iterable[News]]:
+    from fedelmy_launcher.experiments.crew import Crew
+    from fedelmy_launcher.experiments.session import usual_jobs
 
     threads = max(prepared.federation.recipe.training.threads for prepared in left)
+    with Crew(left, jobs or usual_jobs(threads)) as crew:
+        yield crew.news()
+
+
+@contextmanager
+def _on_nodes(left: list[Prepared], identity: Identity | None) -> Iterator[Iterable[News]]:
+    from fedelmy_launcher.experiments.nodes import on_nodes
+
+    yield on_nodes(left, identity)
+
+
+def _compute(
+    session: Session,
+    left: list[Prepared],
+    results: Results,
+    computed: AbstractContextManager[Iterable[News]],
+    *,
+    as_json: bool,
+) -> list[FedelmyError]:
+    from fedelmy_launcher.experiments.screen import Pace, open_experiment_screen
+    from fedelmy_launcher.experiments.session import Work
+
     pace = Pace({prepared.key: Work.of(prepared).epochs for prepared in left})
-    with open_experiment_screen(pace, session.outcome.experiment.measure, as_json=as_json) as screen:
-        return session.run(left, results, screen, jobs or usual_jobs(threads))
+    measure = session.outcome.experiment.measure
+    with open_experiment_screen(pace, measure, as_json=as_json) as screen, computed as news:
+        return session.follow(news, results, screen)
 
 
 def _conclude(session: Session, written: list[Path], *, as_json: bool) -> None:

@@ -9,42 +9,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from fedelmy_launcher.experiments.federations import Prepared
+from fedelmy_launcher.experiments.news import Begun, Epoch, Finished, News
 from fedelmy_node.errors import FedelmyError, InternalError, error_from_code
 
-__all__ = ["Crew", "Begun", "Epoch", "Finished"]
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A process has taken a cell."""
-
-    prepared: Prepared
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """A step of a cell has passed over its data once more."""
-
-    prepared: Prepared
-    step: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A cell is over: with a result or with an error."""
-
-    prepared: Prepared
-    result: Mapping[str, Any] | None = None
-    error: FedelmyError | None = None
-
-
-News = Begun | Epoch | Finished
+__all__ = ["Crew"]
 
 
 class Crew:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from fedelmy_launcher.experiments.crew import Begun, Crew, Epoch, Finished
 from fedelmy_launcher.experiments.datasets import NoDataError
-from fedelmy_launcher.experiments.federations import Prepared, prepare_cell
+from fedelmy_launcher.experiments.federations import Prepared
 from fedelmy_launcher.experiments.grid import Cell
+from fedelmy_launcher.experiments.news import Begun, Epoch, Finished, News
 from fedelmy_launcher.experiments.outcome import ExperimentOutcome
 from fedelmy_launcher.experiments.results import Results, write_csv
 from fedelmy_launcher.experiments.screen import Screen
@@ -46,7 +46,9 @@ class Work:
         for step in plan.steps:
             if step.kind == StepKind.TRAIN:
                 effort = effort_of(plan.recipe, begins=not step.needs)
-                taken[step.id] = effort.total_epochs, len(prepared.parts[step.site][1])
+                # How many samples a real node has is its own business.
+                samples = len(prepared.parts[step.site][1]) if prepared.parts else 1
+                taken[step.id] = effort.total_epochs, samples
         return cls(taken)
 
     @property
@@ -66,12 +68,12 @@ class Session:
     """How cells that are left out could be had."""
 
     @classmethod
-    def of(cls, outcome: ExperimentOutcome, cells: Sequence[Cell], given: Mapping[str, str]) -> Session:
+    def of(cls, outcome: ExperimentOutcome, cells: Sequence[Cell], prepare: Callable[[Cell], Prepared]) -> Session:
         """Everything is looked at before anything is computed; a mistake is named with its cell."""
         session = cls(outcome)
         for cell in cells:
             try:
-                prepared = prepare_cell(cell, given)
+                prepared = prepare(cell)
             except NoDataError as error:
                 session._leave_out(cell, "no data", f"{error.message}: {error.hint}")
             except ConfigError as error:
@@ -97,29 +99,28 @@ class Session:
                 left.append(prepared)
         return left
 
-    def run(self, left: Sequence[Prepared], results: Results, screen: Screen, jobs: int) -> list[FedelmyError]:
-        """Compute what is left; what went wrong with cells that have no result."""
+    def follow(self, computed: Iterable[News], results: Results, screen: Screen) -> list[FedelmyError]:
+        """Write down what is computed; what went wrong with cells that have no result."""
         errors: list[FedelmyError] = []
-        with Crew(left, jobs) as crew:
-            for news in crew.news():
-                match news:
-                    case Begun(prepared):
-                        screen.begin(prepared.key, prepared.cell.name)
-                    case Epoch(prepared, step):
-                        screen.epoch(prepared.key, StepId(step))
-                    case Finished(prepared, None, error):
-                        assert error is not None
-                        errors.append(self._fail(prepared, error))
-                        screen.failed(prepared.key, prepared.cell.name, error)
-                    case Finished(prepared, result, _):
-                        assert result is not None
-                        entry = self.entry(prepared, result)
-                        results.add(entry)
-                        self._add(prepared.key, entry)
-                        screen.finished(prepared.key, prepared.cell.name, entry)
+        for news in computed:
+            match news:
+                case Begun(prepared):
+                    screen.begin(prepared.key, prepared.cell.name)
+                case Epoch(prepared, step):
+                    screen.epoch(prepared.key, StepId(step))
+                case Finished(prepared, None, error):
+                    assert error is not None
+                    errors.append(self._fail(prepared, error))
+                    screen.failed(prepared.key, prepared.cell.name, error)
+                case Finished(prepared, result, _):
+                    assert result is not None
+                    entry = self._entry(prepared, result)
+                    results.add(entry)
+                    self._add(prepared.key, entry)
+                    screen.finished(prepared.key, prepared.cell.name, entry)
         return errors
 
-    def entry(self, prepared: Prepared, result: Mapping[str, Any]) -> dict[str, Any]:
+    def _entry(self, prepared: Prepared, result: Mapping[str, Any]) -> dict[str, Any]:
         """A line of the results file."""
         cell, tables = prepared.cell, prepared.tables
         return {
