@@ -83,7 +83,7 @@ def experiment(
     from fedelmy_launcher.experiments import find_experiment
     from fedelmy_launcher.experiments.grid import cells_of, chosen, read_experiment
     from fedelmy_launcher.experiments.outcome import ExperimentOutcome
-    from fedelmy_launcher.experiments.results import open_results
+    from fedelmy_launcher.experiments.results import known_results, open_results
     from fedelmy_launcher.experiments.session import Session
     from fedelmy_launcher.experiments.settings import parse_setting
 
@@ -102,18 +102,15 @@ def experiment(
     cells = cells_of(grid, changed)
     session = Session.of(outcome, cells, _preparation(cells, data, nodes))
     directory = out or Path("results") / f"{path.stem}-{setting}"
+    if dry_run:
+        return _dry_run(session, session.take(known_results(directory)), directory, as_json=as_json)
     with open_results(directory) as results:
         left = session.take(results.known)
         if not as_json:
             _introduce(session, len(left), directory)
-        if dry_run:
-            return _dry_run(session, [prepared.key for prepared in left], as_json=as_json)
         try:
-            computed: AbstractContextManager[Iterable[News]]
-            if nodes is None:
-                computed = _simulated(left, jobs)
-            else:
-                computed = _on_nodes(left, load_operator(identity, insecure))
+            operator = None if nodes is None or not left else load_operator(identity, insecure)
+            computed = _simulated(left, jobs) if nodes is None else _on_nodes(left, operator)
             errors = _compute(session, left, results, computed, as_json=as_json) if left else []
         except KeyboardInterrupt:
             click.echo("\nInterrupted: what is finished is kept, the same command goes on.", err=True)
@@ -142,22 +139,22 @@ def _introduce(session: Session, left: int, directory: Path) -> None:
         click.echo(f"left out: {hint}")
 
 
-def _dry_run(session: Session, left: list[str], *, as_json: bool) -> int:
+def _dry_run(session: Session, left: list[Prepared], directory: Path, *, as_json: bool) -> int:
     from fedelmy_launcher.experiments.session import Work
     from fedelmy_launcher.live.marks import duration_text
 
+    if not as_json:
+        _introduce(session, len(left), directory)
     samples, rate = 0, _rate(session)
-    for key, (prepared, cells) in session.prepared.items():
-        if key in left:
-            work = Work.of(prepared).samples
-            samples += work
-            names = "; ".join(cell.name for cell in cells)
-            if as_json:
-                emit_json({"key": key, "cells": [cell.name for cell in cells], "training_samples": work})
-            else:
-                click.echo(
-                    f"  {names}: {len(prepared.tables['sites'])} sites, {work:,} samples to train with; {prepared.data}"
-                )
+    for prepared in left:
+        work = Work.of(prepared).samples
+        samples += work
+        names = [cell.name for cell in session.prepared[prepared.key][1]]
+        if as_json:
+            emit_json({"key": prepared.key, "cells": names, "training_samples": work})
+        else:
+            sites = len(prepared.tables["sites"])
+            click.echo(f"  {'; '.join(names)}: {sites} sites, {work:,} samples to train with; {prepared.data}")
     seconds = samples / rate if rate else None
     if as_json:
         emit_json({"cells": len(left), "training_samples": samples, "estimated_seconds": seconds})

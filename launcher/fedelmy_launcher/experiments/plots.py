@@ -89,6 +89,7 @@ def _bars(outcome: ExperimentOutcome, canvas: Canvas) -> None:
     axes.set_xticks(
         range(len(names)), names, rotation=20 if len(names) > 4 else 0, ha="right" if len(names) > 4 else "center"
     )
+    axes.set_xlim(-0.6, max(len(names), 4) - 0.4)  # few bars need not be broad
     _say(axes, experiment.measure)
     if not single:
         axes.legend(ncols=2, loc="upper left", bbox_to_anchor=(1.0, 1.0)) if len(rows) > 6 else axes.legend()

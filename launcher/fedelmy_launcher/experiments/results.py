@@ -18,7 +18,7 @@ from typing import Any, Final
 from fedelmy_node.durable import cannot_write, write_durably
 from fedelmy_node.errors import StoreError
 
-__all__ = ["FILE", "Results", "open_results", "write_csv"]
+__all__ = ["FILE", "Results", "open_results", "known_results", "write_csv"]
 
 FILE: Final = "results.jsonl"
 _COLUMNS: Final = (
@@ -33,18 +33,7 @@ class Results:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
-        self.known: dict[str, dict[str, Any]] = {}
-        whole = 0
-        for line in os.pread(descriptor, os.fstat(descriptor).st_size, 0).splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                entry = json.loads(line)
-                self.known[entry["key"]] = entry
-            except (ValueError, TypeError, KeyError) as error:
-                hint = "Move the file away, or name another directory with --out."
-                raise StoreError("E-STORE-DAMAGED", f"{path} is not a results file", hint=hint) from error
-            whole += len(line)
+        self.known, whole = _whole_lines(path, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
         os.ftruncate(descriptor, whole)
 
     def add(self, entry: Mapping[str, Any]) -> None:
@@ -58,6 +47,26 @@ class Results:
         except OSError as error:
             raise cannot_write(self.path, error) from error
         self.known[entry["key"]] = dict(entry)
+
+
+def known_results(directory: Path) -> dict[str, dict[str, Any]]:
+    """What a results file has, by key; nothing is changed, and nothing need be there."""
+    path = directory / FILE
+    return _whole_lines(path, path.read_bytes())[0] if path.exists() else {}
+
+
+def _whole_lines(path: Path, text: bytes) -> tuple[dict[str, dict[str, Any]], int]:
+    """Entries by key, and the bytes that they take: a torn line at the end is none."""
+    known: dict[str, dict[str, Any]] = {}
+    whole = text.rfind(b"\n") + 1
+    for line in text[:whole].splitlines():
+        try:
+            entry = json.loads(line)
+            known[entry["key"]] = entry
+        except (ValueError, TypeError, KeyError) as error:
+            hint = "Move the file away, or name another directory with --out."
+            raise StoreError("E-STORE-DAMAGED", f"{path} is not a results file", hint=hint) from error
+    return known, whole
 
 
 @contextmanager
