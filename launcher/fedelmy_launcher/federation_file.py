@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedelmy_launcher.topologies import check_topology
+from fedelmy_launcher.topologies import wired
 from fedelmy_node.config.federation_file import federation_of, read_federation, trust_rules
 from fedelmy_node.domain.federation import Federation, Member
 from fedelmy_node.training.models import check_model
@@ -28,4 +28,4 @@ def federation_from(tables: Mapping[str, Any]) -> Federation:
 def _check(federation: Federation) -> None:
     check_model(federation.recipe.model.name)
     settings_for(federation.recipe.strategy)
-    check_topology(federation.topology)
+    wired(federation.topology, federation.topology_settings, [member.name for member in federation.members])

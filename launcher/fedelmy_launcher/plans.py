@@ -7,13 +7,13 @@ import secrets
 import time
 from collections.abc import Mapping
 
-from fedelmy_launcher.topologies import topology_for
+from fedelmy_launcher.topologies import wired
 from fedelmy_launcher.topologies.delivery import delivery_steps
 from fedelmy_node import CONTRACT
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.federation import Federation
-from fedelmy_node.domain.names import RunId, SiteName, run_id
-from fedelmy_node.domain.plan import PLAN_ID_DIGITS, Neighbour, Plan
+from fedelmy_node.domain.names import RunId, SiteName, run_id, site_of
+from fedelmy_node.domain.plan import MAX_STEPS, PLAN_ID_DIGITS, Neighbour, Plan
 from fedelmy_node.domain.reports import Signed
 from fedelmy_node.errors import ConfigError
 from fedelmy_node.identity.keystore import Identity
@@ -34,15 +34,15 @@ def compile_plan(federation: Federation, run: RunId) -> Plan:
     sites = [member.name for member in federation.members]
     if federation.order == "random":
         random.Random(derive(federation.recipe.seed, "order")).shuffle(sites)
-    training = topology_for(federation.topology).train_steps(sites)
-    keeper = next(member for member in federation.members if member.name == training[-1].site)
-    if federation.deliver == "last" and federation.absence_of(keeper).on_unreachable == "skip":
-        raise ConfigError(
-            "E-CONFIG-VALUE",
-            f'{keeper.name} alone keeps the result (deliver = "last"), so it cannot be skipped',
-            hint=f'Set on_unreachable = "wait" or "abort" for {keeper.name} under [[sites]], or deliver = "all".',
-        )
-    return Plan(
+    training = wired(federation.topology, federation.topology_settings, sites)
+    if federation.deliver == "last":
+        training = training.ending_with(training.results[-1])
+        _check_keeper(federation, site_of(training.results[-1]))
+    steps = training.steps + delivery_steps(training, federation.deliver)
+    if len(steps) > MAX_STEPS:
+        message = f"the run would have {len(steps)} steps; at most {MAX_STEPS} are possible"
+        raise ConfigError("E-CONFIG-VALUE", message, hint="Take fewer rounds or fewer sites.")
+    plan = Plan(
         contract=CONTRACT,
         run=run,
         federation=federation.name,
@@ -51,8 +51,30 @@ def compile_plan(federation: Federation, run: RunId) -> Plan:
             Neighbour(site=member.name, address=member.address, absence=federation.absence_of(member))
             for member in federation.members
         ),
-        steps=training + delivery_steps(training, federation.deliver),
+        steps=steps,
     )
+    _check_ways(plan)
+    return plan
+
+
+def _check_keeper(federation: Federation, keeper: SiteName) -> None:
+    member = next(member for member in federation.members if member.name == keeper)
+    if federation.absence_of(member).on_unreachable == "skip":
+        raise ConfigError(
+            "E-CONFIG-VALUE",
+            f'{keeper} alone keeps the result (deliver = "last"), so it cannot be skipped',
+            hint=f'Set on_unreachable = "wait" or "abort" for {keeper} under [[sites]], or deliver = "all".',
+        )
+
+
+def _check_ways(plan: Plan) -> None:
+    if plan.stuck:
+        names = ", ".join(plan.stuck)
+        raise ConfigError(
+            "E-CONFIG-VALUE",
+            f"{names} cannot be skipped: what it merges for the sites behind it can come from nobody else",
+            hint=f'Set on_unreachable = "wait" or "abort" for {names} under [[sites]].',
+        )
 
 
 def signed_slices(plan: Plan, identity: Identity | None) -> Mapping[SiteName, Signed]:

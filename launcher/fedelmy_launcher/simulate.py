@@ -96,6 +96,7 @@ class Simulation:
         return Job(
             kind="train" if kind == "train" else "evaluate", site=site, visit=visit, recipe=self._plan.recipe,
             data=self._data[site], device="cpu", output=output, features=self._plan.recipe.features,
+            code=(self._plan.recipe.model.name,),  # the operator's own file, on the operator's own machine
         )  # fmt: skip
 
     @staticmethod

@@ -129,6 +129,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-CONFIG-MODEL": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the models listed in docs/federation.md."),
     "E-CONFIG-STRATEGY": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the strategies listed in docs/federation.md."),
     "E-CONFIG-TOPOLOGY": Entry(ConfigError, "INVALID_ARGUMENT", "Choose one of the topologies listed in docs/federation.md."),
+    "E-CONFIG-EXTENSION": Entry(ConfigError, "FAILED_PRECONDITION", "Repair, update or remove the package or module that is named; docs/extending.md says what it must have."),
     "E-CONFIG-ADDRESS": Entry(ConfigError, "INVALID_ARGUMENT", "Write addresses as HOST:PORT, peers as [SITE=]HOST:PORT."),
     "E-CONFIG-PORT": Entry(ConfigError, "FAILED_PRECONDITION", "Stop whatever uses the port, or choose another one with --listen."),
     "E-CONFIG-DEVICE": Entry(ConfigError, "FAILED_PRECONDITION", "Choose a device that this machine has, or --device cpu."),
@@ -161,6 +162,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-CONSENT-EDGE": Entry(ConsentError, "PERMISSION_DENIED", "Only the edges of an accepted plan may be used, by the sites it names."),
     "E-CONSENT-FEDERATION": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the federation to `federations` under [consent] in site.toml."),
     "E-CONSENT-MODEL": Entry(ConsentError, "PERMISSION_DENIED", "Choose a model that the site agrees to, or have it add this one to `models` under [consent]."),
+    "E-CONSENT-CODE": Entry(ConsentError, "PERMISSION_DENIED", "The site lists this very name in `models` under [consent] in site.toml; patterns do not cover code."),
     "E-CONSENT-STRATEGY": Entry(ConsentError, "PERMISSION_DENIED", "Choose a strategy that the site agrees to, or have it add this one to `strategies` under [consent]."),
     "E-CONSENT-DATA": Entry(ConsentError, "PERMISSION_DENIED", "Leave the class out, or have the site add it to `classes` under [consent]."),
     "E-CONSENT-LIMIT": Entry(ConsentError, "PERMISSION_DENIED", "Ask for less, or have the site raise its limit under [consent] in site.toml."),
@@ -207,6 +209,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-RUN-CANCELLED": Entry(RunError, "CANCELLED", "The operator ended this run; start a new one."),
     "E-RUN-ABORTED": Entry(RunError, "ABORTED", "The plan ends a run if a site stays out of reach; bring the site back and start a new run, or choose on_unreachable = \"wait\" or \"skip\"."),
     "E-RUN-EXPIRED": Entry(RunError, "FAILED_PRECONDITION", "The run was prepared but never started: run the launcher again."),
+    "E-RUN-SKIPPED": Entry(RunError, "FAILED_PRECONDITION", "Nothing to do: the run went on without a site that had been out of reach."),
     "E-RUN-UNFINISHED": Entry(RunError, "FAILED_PRECONDITION", "Wait until the run is done at this site."),
     # training
     "E-TRAINING-CRASH": Entry(TrainingError, "INTERNAL", "The site's node log names the trainer's log; check memory and device."),

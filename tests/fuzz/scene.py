@@ -515,7 +515,13 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
             clock=1.8e9,
             recipe=encode(plan().recipe),
             plan_sha256="cd" * 32,
-            prepared={"samples": {"train": 9}, "class_counts": {"cat": 4}, "missing_classes": ["dog"], "torch": "2.6"},
+            prepared={
+                "samples": {"train": 9},
+                "class_counts": {"cat": 4},
+                "missing_classes": ["dog"],
+                "torch": "2.6",
+                "packages": ["ward 1.0"],
+            },
         ),
         with_asking(make_report(plan(), SITE, RunState.PENDING), record(), Consent(), 1.8e9),
     ]
@@ -523,6 +529,7 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
     cancel = signed_cancel(RUN, PLAN_ID, "because", papers.operator())
     states = [
         NeighbourState(state=RunState.RUNNING, received=edges, settled=edges, closed=edges[:1], near=edges),
+        NeighbourState(state=RunState.DONE, left_out=edges),
         NeighbourState(state=RunState.CANCELLED, cancel=cancel),
         NeighbourState(state=RunState.ABORTED, message="north was out of reach"),
     ]

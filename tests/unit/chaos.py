@@ -5,7 +5,8 @@ that ends. `Choices` says which one happens, so a schedule is a list of small nu
 A site can die after any commit, and neighbours can ask or deliver between any two looks at its journal, because in a
 daemon they do so on other threads.
 
-Weights are simulated as the names of the sites that trained them, so a result tells whose work it really holds.
+Weights are simulated as the names of the sites that trained them, each with the number of the visit, so a result
+tells whose work it really holds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pytest
 from chance import Choices, Odds
@@ -46,6 +47,7 @@ from fedelmy_node.daemon.trainers import Failed, Finished, Progress
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import NeighbourState, Signed
 from fedelmy_node.domain.transfer import Receipt
 from fedelmy_node.errors import DataError, FedelmyError, PeerError, RunError, TrainingError
@@ -70,16 +72,27 @@ class Policy(NamedTuple):
 
 
 @cache
-def _slices(policies: tuple[tuple[str, Policy], ...], deliver: str) -> Mapping[SiteName, Signed]:
+def _plan(policies: tuple[tuple[str, Policy], ...], deliver: str, topology: str) -> Plan:
+    """`topology`: its name, perhaps with rounds and groups, as `superclients 2 ab c`."""
+    name, *more = topology.split()
+    settings: dict[str, Any] = {"rounds": int(more[0])} if more else {}
+    if name == "superclients":
+        settings["groups"] = [list(group) for group in more[1:]]
     members = [
         {"name": name, "address": "127.0.0.1:1", "on_unreachable": policy, "patience": f"{patience}s"}
         for name, (policy, patience) in policies
     ]
-    return signed_slices(compile_plan(make_federation(members=members, deliver=deliver), RUN), None)
+    changes = {"topology": name, "topology_settings": settings}
+    return compile_plan(make_federation(members=members, deliver=deliver, **changes), RUN)
+
+
+@cache
+def _slices(plan: tuple[tuple[tuple[str, Policy], ...], str, str]) -> Mapping[SiteName, Signed]:
+    return signed_slices(_plan(*plan), None)
 
 
 class World(Mishaps):
-    """A chain of sites that have prepared a run; as a context manager, it replaces what is simulated.
+    """Sites, by default in a chain, that have prepared a run; as a context manager, it replaces what is simulated.
 
     At the sites in `pending`, an administrator has to agree first.
     """
@@ -91,8 +104,11 @@ class World(Mishaps):
         deliver: str = "all",
         choices: Choices | None = None,
         pending: str = "",
+        topology: str = "chain",
     ) -> None:
         super().__init__(choices or Choices())
+        whole = tuple(policies.items()), deliver, topology
+        self.plan = _plan(*whole)
         self.cuts: set[tuple[str, str]] = set()
         """Who cannot call whom."""
         self.sites: dict[str, Site] = {}
@@ -101,7 +117,7 @@ class World(Mishaps):
         self._patch = pytest.MonkeyPatch()
         self._prepared: dict[str, Prepared] = {}
         self._pending = pending
-        for name, signed in _slices(tuple(policies.items()), deliver).items():
+        for name, signed in _slices(whole).items():
             config = load_site_config(Given(state=root / name, data="digits"))
             layout = Layout(root / name)
             layout.create()
@@ -378,7 +394,10 @@ class World(Mishaps):
             return
         outcome = Outcome()
         if trainer.job.output is not None:
-            by = {site.name}.union(*(json.loads(path.read_text()) for path in inputs))
+            mine = {f"{site.name}{trainer.job.visit}"} if trainer.job.kind == "train" else set()
+            by = mine.union(*(json.loads(path.read_text()) for path in inputs))
+            if not by:
+                raise FaultError(f"{site.name} merges nothing")
             text = json.dumps(sorted(by))
             trainer.job.output.parent.mkdir(parents=True, exist_ok=True)
             trainer.job.output.write_text(text)

@@ -23,19 +23,21 @@ from mishaps import FaultError
 from stand_ins import RUN, Daemon, Site
 
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
-from fedelmy_node.domain.names import site_of
+from fedelmy_node.domain.names import StepId
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.store.records import RunRecord
 
 __all__ = ["KINDS", "Ending", "problems", "try_schedule", "told"]
 
-KINDS: Final = {
+POLICIES: Final = {
     "wait": ("wait",),
     "skip": ("skip",),
     "abort": ("abort",),
     "mixed": ("wait", "skip", "abort"),
 }
 """The policies that sites of a schedule may have."""
+TOPOLOGIES: Final = ("chain", "ring", "mesh", "superclients")
+KINDS: Final = tuple(f"{topology} {policy}" for topology in TOPOLOGIES for policy in POLICIES)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,7 +63,7 @@ def problems(world: World, ending: Ending) -> list[str]:
     states = {name: site.state for name, site in up.items()}
     for name, site in world.sites.items():
         if site.record is not None:
-            found += (f"{name} {problem}" for problem in _wrong_at(site, site.record))
+            found += (f"{name} {problem}" for problem in _wrong_at(site, site.record, world))
     allowed: set[RunState | None] = {RunState.DONE, None}
     if ending.cancelled_at:
         allowed.add(RunState.CANCELLED)
@@ -98,7 +100,7 @@ def _looks_for_the_forgetful(daemon: Daemon) -> bool:
     )
 
 
-def _wrong_at(site: Site, record: RunRecord) -> Iterator[str]:
+def _wrong_at(site: Site, record: RunRecord, world: World) -> Iterator[str]:
     plan = record.slice
     events = site.journal.events(RUN, limit=100_000)
     done = Counter(e.step for e in events if e.kind == EventKind.STEP and e.data["state"] == StepState.DONE)
@@ -118,7 +120,8 @@ def _wrong_at(site: Site, record: RunRecord) -> Iterator[str]:
             yield "has lost its result"
             return
         really = json.loads(path.read_text())
-        named = [site_of(step) for step in record.origin(step).contributors]
+        visits = _visits(world)
+        named = [visits[step] for step in record.origin(step).contributors]
         if sorted(named) != really:
             yield f"says that its result is by {named}, it is by {really}"
 
@@ -132,27 +135,49 @@ def _whole(site: Site, world: World) -> bool:
     gets_one = any(step.kind == StepKind.DELIVER for step in record.slice.steps)
     if result is None or not result[1].exists():
         return not gets_one
-    return bool(json.loads(result[1].read_text()) == sorted(world.sites))
+    return bool(json.loads(result[1].read_text()) == sorted(_visits(world).values()))
+
+
+def _visits(world: World) -> dict[StepId, str]:
+    """How the work of every train step is called in a bundle."""
+    return {step.id: f"{step.site}{step.visit}" for step in world.plan.steps if step.kind == StepKind.TRAIN}
 
 
 def try_schedule(root: Path, kind: str, choices: Choices) -> tuple[list[str], World]:
     """Let fate have its way with a run, then let all heal; what is wrong afterwards."""
     names = "abcde"[: 2 + choices.pick(4)]
-    policies = KINDS[kind]
+    topology, _, policy = kind.partition(" ")
+    policies = POLICIES[policy]
     plan = {name: Policy(policies[choices.pick(len(policies))], (10, 5, 20)[choices.pick(3)]) for name in names}
     deliver = ("all", "last")[choices.happens(0.25)]
-    if deliver == "last" and plan[names[-1]].on_unreachable == "skip":
+    topology, heads = _shaped(topology, names, choices)
+    for head in heads:  # nothing stands for what a head merges
+        if plan[head].on_unreachable == "skip":
+            plan[head] = Policy("wait", plan[head].patience_seconds)
+    if deliver == "last" and plan[heads[-1] if heads else names[-1]].on_unreachable == "skip":
         deliver = "all"
     used = {policy.on_unreachable for policy in plan.values()}
     ending = Ending(waits=used == {"wait"}, aborts="abort" in used)
-    with World(root, plan, deliver, choices) as world:
-        world.note(f"{ {name: tuple(policy) for name, policy in plan.items()} } deliver {deliver}")
+    with World(root, plan, deliver, choices, topology=topology) as world:
+        world.note(f"{topology} { {name: tuple(policy) for name, policy in plan.items()} } deliver {deliver}")
         try:
             _disturb(world, ending)
             found = _heal(world, plan, ending)
         except FaultError as fault:
             found = [str(fault)]
         return found, world
+
+
+def _shaped(topology: str, names: str, choices: Choices) -> tuple[str, list[str]]:
+    """A topology with its rounds and groups, and the sites that cannot be skipped."""
+    if topology == "chain":
+        return topology, []
+    rounds = 1 + choices.pick(2 if topology == "mesh" else 3)
+    if topology != "superclients":
+        return f"{topology} {rounds}", []
+    cut = choices.pick(len(names))
+    groups = [group for group in (names[:cut], names[cut:]) if group]
+    return " ".join([topology, str(rounds), *groups]), [group[0] for group in groups]
 
 
 def _disturb(world: World, ending: Ending) -> None:
@@ -307,5 +332,5 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     first, count = int(sys.argv[1]), int(sys.argv[2])
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        for each in sys.argv[3:] or KINDS:
+        for each in [" ".join(sys.argv[3:])] if sys.argv[3:] else KINDS:
             _explore(each, range(first, first + count), Path(directory) / "world")

@@ -70,3 +70,16 @@ def test_names_of_the_operator_cannot_pose_as_sentences() -> None:
     assert "\x1b" not in text and "\u202e" not in text
     assert not any(line.startswith("  - ") for line in text.splitlines())
     assert max(map(len, text.splitlines())) <= MESSAGE_CHARACTERS
+
+
+def test_code_that_is_not_ours_is_named() -> None:
+    recipe = {
+        "seed": 5, "task": {"classes": ["0", "1"], "input": {"height": 8, "width": 8, "channels": 1}},
+        "model": {"name": "ward.models:tiny"}, "training": {"epochs": 2}, "strategy": {"name": "fedelmy"},
+    }  # fmt: skip
+    text = text_for("north", recipe=recipe)
+    assert (
+        "The model's code is not fedelmy's: it is the function tiny of the module ward.models, as it is installed at"
+        " this site." in text
+    )
+    assert "not fedelmy's" not in text_for("north")

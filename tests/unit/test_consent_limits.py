@@ -61,6 +61,15 @@ def test_what_goes_beyond(consent: dict[str, Any], code: str, asked: str, allowe
     assert key in caught.value.hint and "administrator of south" in caught.value.hint
 
 
+@pytest.mark.parametrize("models", [None, ("*",), ("ward.*:*", "*:tiny"), ("ward.models:other",)])
+def test_code_is_refused_unless_it_is_listed_by_its_whole_name(models: tuple[str, ...] | None) -> None:
+    plan = south(recipe={**_recipe(), "model": {"name": "ward.models:tiny"}})
+    with pytest.raises(ConsentError, match=r"model 'ward\.models:tiny', which is code, and allows") as caught:
+        refuse(plan, Consent(models=models))
+    assert caught.value.code == "E-CONSENT-CODE" and "models under [consent]" in caught.value.hint
+    refuse(plan, Consent(models=("mlp", "ward.models:tiny")))
+
+
 def test_threads_and_bundles_have_limits_too() -> None:
     recipe = {**_recipe(), "training": {"epochs": 2, "threads": 8}}
     with pytest.raises(ConsentError, match="8 CPU threads, and allows 4"):

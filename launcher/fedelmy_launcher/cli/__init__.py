@@ -35,6 +35,10 @@ group = LazyGroup(
         "simulate": ("fedelmy_launcher.cli.simulate:simulate", "The same run in one process, for the same bytes."),
         "partition": ("fedelmy_launcher.cli.partition:partition", "Split a dataset into sites, for experiments."),
         "experiment": ("fedelmy_launcher.cli.experiment:experiment", "A grid of federations and seeds, as a table."),
+        "list": (
+            "fedelmy_launcher.cli.list:list_command",
+            "What can be chosen by name: strategies, models, data.",
+        ),
         "ca": ("fedelmy_launcher.cli.ca:ca", "The federation's certificates."),
         "completion": ("fedelmy_node.cli.completion:completion", "Print a script for completion in bash, zsh or fish."),
     },

@@ -181,12 +181,13 @@ def _counts(report: dict[str, Any]) -> str:
 
 
 def _warnings(checked: Checked) -> list[str]:
-    """What would not stop a run but should be known: equal bytes need equal torch and CPU capability."""
+    """What would not stop a run but should be known: equal bytes need equal torch, packages and CPU capability."""
     nodes, reports = checked.nodes.values(), [answer.report for answer in checked.answers.values()]
     warnings = []
     for name, values in (
         ("versions of fedelmy", {node.version for node in nodes}),
         ("versions of torch", {node.torch for node in nodes}),
+        ("packages", {" and ".join(report.get("packages", [])) or "none" for report in reports if report}),
         ("CPU capabilities", {report["cpu_capability"] for report in reports if "cpu_capability" in report}),
     ):
         if len(values) > 1:

@@ -12,7 +12,7 @@ from fedelmy_launcher.experiments.settings import Tree, unfolded
 from fedelmy_node.config.decode import decode, read_toml
 from fedelmy_node.config.suggest import suggestion
 from fedelmy_node.errors import ConfigError
-from fedelmy_node.training.data import SOURCES, parse_source
+from fedelmy_node.training.data import INSTALLED, parse_source
 
 __all__ = ["Dataset", "Given", "datasets", "parse_given", "NoDataError", "given_data"]
 
@@ -116,8 +116,9 @@ def given_data(name: str, given: Mapping[str, str]) -> Given:
 
 def _known(name: str) -> Dataset:
     if name not in datasets():
-        if name in SOURCES:
-            return Dataset(title=name, form=f"{name}:{SOURCES[name].path}" if SOURCES[name].path else name)
+        kind = INSTALLED.find(name)
+        if kind is not None:
+            return Dataset(title=name, form=f"{name}:{kind.path}" if kind.path else name)
         hint = suggestion(name, datasets(), "Data sets")
         raise ConfigError("E-CONFIG-VALUE", f"there is no data set {name!r}", hint=hint)
     return datasets()[name]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from fedelmy_node.domain.names import SiteName, StepId
-from fedelmy_node.domain.plan import Step, StepKind
+from fedelmy_launcher.topologies.wiring import Wiring, in_a_row
+from fedelmy_node.domain.names import SiteName
 
-__all__ = ["train_steps"]
+__all__ = ["Settings", "wire"]
 
 
-def train_steps(sites: Sequence[SiteName]) -> tuple[Step, ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """A chain has none."""
+
+
+def wire(sites: Sequence[SiteName], settings: Settings) -> Wiring:
     """train@1 -> train@2 -> ... -> train@N"""
-    steps: list[Step] = []
-    for number, site in enumerate(sites, start=1):
-        needs = (steps[-1].id,) if steps else ()
-        step = Step(id=StepId(f"train.{number}@{site}"), site=site, kind=StepKind.TRAIN, visit=1, needs=needs)
-        steps.append(step)
-    return tuple(steps)
+    steps = in_a_row(sites)
+    return Wiring(steps=steps, results=(steps[-1].id,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final, Literal, get_args
 
+from fedelmy_node.config.code import is_code
 from fedelmy_node.domain.names import site_name
 from fedelmy_node.errors import ConfigError
 
@@ -32,7 +33,7 @@ class Consent:
     federations: tuple[str, ...] | None = None
     """Federations in which it takes part, by the name in the plan."""
     models: tuple[str, ...] | None = None
-    """Models that it trains, as patterns: "cnn", "torchvision:*"."""
+    """Models that it trains, as patterns: "cnn", "torchvision:*". Code (module:function) only by its whole name."""
     strategies: tuple[str, ...] | None = None
     """Strategies that it computes."""
     classes: tuple[str, ...] | None = None
@@ -74,6 +75,11 @@ class Consent:
             "features" not in self.disclose or "class-counts" in self.disclose,
             'disclose has "features" and not "class-counts", but the picture shows every sample with its class',
         )
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Functions of this site's own that it lets plans name as models; none unless it lists them."""
+        return tuple(name for name in self.models or () if is_code(name))
 
     @property
     def discloses_usual(self) -> bool:

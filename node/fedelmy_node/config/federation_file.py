@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedelmy_node.config.decode import decode, encode, read_toml
+from fedelmy_node.config.presets import with_preset
 from fedelmy_node.domain.federation import (
     Absence,
     Federation,
@@ -21,6 +22,7 @@ from fedelmy_node.domain.federation import (
     Setting,
     StrategySpec,
     Task,
+    TopologySetting,
     Training,
     WireDtype,
     seconds_of,
@@ -38,6 +40,8 @@ class _FederationTable:
 
     name: str
     """For people, and the beginning of the run ids."""
+    preset: str | None = None
+    """Where the defaults of [task], [model], [training] and [strategy] come from."""
     topology: str = "chain"
     """How the steps are wired."""
     order: Literal["listed", "random"] = "listed"
@@ -70,6 +74,7 @@ class _File:
     model: ModelSpec
     training: Training
     strategy: Mapping[str, Setting]
+    topology: Mapping[str, TopologySetting] = field(default_factory=dict)
     report: _ReportTable = field(default_factory=_ReportTable)
 
 
@@ -87,7 +92,8 @@ def read_federation(
     listed and nobody has asked.
     """
     try:
-        tables: dict[str, Any] = {"strategy": {}} | ({} if found is None else {"sites": []}) | read_toml(path)
+        defaults: dict[str, Any] = {"strategy": {}} | ({} if found is None else {"sites": []})
+        tables = defaults | with_preset(read_toml(path))
         if "sites" not in tables and unlisted is not None:
             tables["sites"] = [encode(unlisted)]
         if "sites" not in tables:
@@ -109,7 +115,8 @@ def read_federation(
 
 def federation_of(tables: Mapping[str, Any], check: Callable[[Federation], None] = lambda _: None) -> Federation:
     """The federation that a file with these tables would describe; relative paths begin in the current directory."""
-    federation = _federation(decode(_File, {"strategy": {}, **tables}), Path("federation.toml"))
+    file = decode(_File, {"strategy": {}} | with_preset(tables))
+    federation = _federation(file, Path("federation.toml"))
     check(federation)
     return federation
 
@@ -132,6 +139,7 @@ def _federation(file: _File, path: Path) -> Federation:
     return Federation(
         name=file.federation.name,
         topology=file.federation.topology,
+        topology_settings=file.topology,
         order=file.federation.order,
         deliver=file.federation.deliver,
         members=tuple(_beside(member, path.absolute().parent) for member in file.sites),

@@ -43,7 +43,7 @@ def described(
         torch=_version_of("torch"),
         platform=f"{platform.machine()} python {platform.python_version()}",
         device=config.device,
-        data=parse_source(config.data).kind if config.data else "",
+        data=parse_source(config.data).told if config.data else "",
         peers=tuple(str(peer) for peer in config.peers),
         free_bytes=free_bytes,
         clock=time.time(),

@@ -12,7 +12,8 @@ from fedelmy_node.domain.narration import bytes_text
 from fedelmy_node.domain.plan import Edge, Slice, StepKind
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.store.records import Prepared
-from fedelmy_node.training.strategies import Effort, effort_of
+from fedelmy_node.training.models import model_origin
+from fedelmy_node.training.strategies import Effort, effort_of, strategy_origin
 
 __all__ = ["asked"]
 
@@ -38,6 +39,7 @@ def _sentences(prepared: Prepared, consent: Consent) -> Iterator[str]:
         f" {bytes_text(int(report.get('bundle_bytes', 0)))} as a file;"
         f" it tells {len(classes)} classes apart: {_list(repr(name) for name in classes)}."
     )
+    yield from _code(plan)
     yield from _training(plan, report)
     yield from _traffic(plan)
     yield from _absences(plan)
@@ -45,6 +47,14 @@ def _sentences(prepared: Prepared, consent: Consent) -> Iterator[str]:
     if plan.recipe.features:
         yield from _features(plan.recipe.features, consent)
     yield "Samples never leave this site."
+
+
+def _code(plan: Slice) -> Iterator[str]:
+    """Whatever is not ours was installed by somebody at this site, who may not be the one who is asked."""
+    if origin := model_origin(plan.recipe.model.name):
+        yield f"The model's code is not fedelmy's: it is {origin}, as it is installed at this site."
+    if origin := strategy_origin(plan.recipe.strategy.name):
+        yield f"The strategy's code is not fedelmy's: it is {origin}, as it is installed at this site."
 
 
 def _training(plan: Slice, report: Mapping[str, Any]) -> Iterator[str]:

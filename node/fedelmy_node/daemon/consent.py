@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from fedelmy_node.config.code import is_code
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.domain.narration import bytes_text
 from fedelmy_node.domain.plan import Slice, Step, StepKind
@@ -68,7 +69,10 @@ def _refusals(plan: Slice, consent: Consent) -> Iterator[_Refusal]:
         if consent.accept_from is not None and sender not in consent.accept_from:
             allowed = _listed(consent.accept_from, "senders")
             yield _refusal("E-CONSENT-ACCEPT", plan, f"bundles from site {sender}", allowed, "accept_from")
-    if not _fits(recipe.model.name, consent.models):
+    if is_code(recipe.model.name) and recipe.model.name not in consent.code:
+        allowed = _listed(consent.code, "code of its own as a model")
+        yield _refusal("E-CONSENT-CODE", plan, f"model {recipe.model.name!r}, which is code", allowed, "models")
+    elif not _fits(recipe.model.name, consent.models):
         allowed = _listed(consent.models, "models")
         yield _refusal("E-CONSENT-MODEL", plan, f"model {recipe.model.name!r}", allowed, "models")
     if not _fits(recipe.strategy.name, consent.strategies):

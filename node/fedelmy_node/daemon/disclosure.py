@@ -45,7 +45,7 @@ KEYS: Final[Mapping[str, frozenset[Disclosure]]] = {
             "epochs", "fits", "edge", "peer", "bytes", "total", "sha256", "carries", "wait_seconds", "policy",
             "patience_seconds", "steps", "torch", "cpu_capability", "device", "parameters", "bundle_bytes",
             "free_bytes", "needed_bytes", "memory_bytes", "expires", "version", "contracts", "skew_seconds",
-            "round_trip_seconds", "bytes_per_second",
+            "round_trip_seconds", "bytes_per_second", "packages",
         ),
         _NOTHING,
     ),

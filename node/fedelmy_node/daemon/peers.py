@@ -33,8 +33,9 @@ class Peers:
             refusal = self.refusal(plan, edge)
             if refusal is not None:
                 raise refusal
-            if self._identity is not None:
-                self._probe(plan, edge.receiver, self.address(plan, edge.receiver))
+        if self._identity is not None:
+            for receiver in dict.fromkeys(edge.receiver for edge in plan.edges_out):
+                self._probe(plan, receiver, self.address(plan, receiver))
 
     def refusal(self, plan: Slice, edge: Edge) -> ConsentError | None:
         """Why this site would not send on an edge: it did not agree to the receiver."""
@@ -69,7 +70,7 @@ class Peers:
         if self._agreed_address(plan, edge.receiver) is not None:
             return True
         # Of the two ends of an edge only this site's own is known: the plan may call the other one what it likes.
-        contributed = {e.sender for e in plan.edges_in if plan.step(e.target).kind == StepKind.TRAIN}
+        contributed = {e.sender for e in plan.edges_in if plan.step(e.target).kind != StepKind.DELIVER}
         is_result = StepKind.DELIVER == edge.carries == plan.step(edge.source).kind
         return is_result and edge.receiver in contributed
 

@@ -17,7 +17,7 @@ def undo(journal: Journal, record: RunRecord, made: StepId, error: FedelmyError)
     step = record.slice.step(made)
     while step.kind == StepKind.DELIVER and (source := record.source(step.id, step.needs[0])) is not None:
         step = record.slice.step(source)
-    if step.kind != StepKind.TRAIN:
+    if step.kind == StepKind.DELIVER:
         way = record.way(step.id, step.needs[0])
         if way is None:
             return

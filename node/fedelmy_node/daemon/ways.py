@@ -74,16 +74,34 @@ def ways_around(
         and _sites(edge) <= given_up
         and not record.is_over(edge.source)
     ]
-    for way in _open_inputs(record):
-        ready = isinstance(way, Shortcut) and _sites(way) <= silent
-        if ready and (way.source is None or record.steps[way.source].state == StepState.DONE):
-            found.append(way)
+    ready = [way for way in _open_inputs(record) if isinstance(way, Shortcut) and _sites(way) <= silent]
+    found += (way for way in ready if way.source is not None and record.steps[way.source].state == StepState.DONE)
+    spared = {(way.target, way.need) for way in ready if way.source is None}
+    found += (way for way in ready if way.source is None and not _waits_for_more(record, way.target, spared))
     return found
 
 
+def _waits_for_more(record: RunRecord, step: StepId, spared: AbstractSet[tuple[StepId, StepId]]) -> bool:
+    """Whether a step has to wait anyhow: until everything else is there, whoever is missing may come back."""
+    needs = (need for need in record.slice.step(step).needs if (step, need) not in spared)
+    return not all(record.has_input(step, need) for need in needs)
+
+
 def dead_ends(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[Edge]:
-    """The edges to sites that were given up and behind which nobody waits."""
-    return [edge for edge in to_send(record) if edge.ends and edge.receiver in given_up]
+    """The edges to sites that were given up and behind which nobody waits for what they carry.
+
+    Also one whose bundle has arrived: its receiver died before it made something of it.
+    """
+    to_do = {edge.id for edge in to_send(record)}
+    busy = any(known.state not in _ENDED for known in record.steps.values())
+    return [
+        edge
+        for edge in record.slice.edges_out
+        if edge.ends
+        and edge.receiver in given_up
+        and (edge.id in to_do or record.edges[edge.id].state == EdgeState.DONE)
+        and not (busy and edge.carries == StepKind.MERGE)  # it may still come back and go on with the others
+    ]
 
 
 def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
@@ -92,8 +110,12 @@ def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
     gone = {step for step, known in record.steps.items() if known.state == StepState.SKIPPED}
     before = len(gone)
     for step in plan.ordered:
-        ended = record.steps[step.id].state in _ENDED
-        if not ended and any(need in gone or _is_lost(record, step, need, given_up, gone) for need in step.needs):
+        if record.steps[step.id].state in _ENDED:
+            continue
+        lacking = [need in gone or _is_lost(record, step, need, given_up, gone) for need in step.needs]
+        # A merge goes on without what its own site could not make, but not where others went on without the site.
+        spared = step.kind == StepKind.MERGE and record.has_another_input(step)
+        if any(lost and not (spared and need in gone) for lost, need in zip(lacking, step.needs, strict=True)):
             gone.add(step.id)
     for step in reversed(plan.ordered):
         if record.steps[step.id].state not in _ENDED and not _is_wanted(record, step, gone):
@@ -123,7 +145,8 @@ def _is_wanted(record: RunRecord, step: Step, gone: AbstractSet[StepId]) -> bool
     if step.kind == StepKind.EVALUATE:
         return True
     leaves = bool(record.slice.edges_from(step.id))
-    here = [known.id for known in record.slice.users(step.id)]
+    # What the others average without it, this site averages without it, too: all are to have the same.
+    here = [known.id for known in record.slice.users(step.id) if not (leaves and known.kind == StepKind.MERGE)]
     if not leaves and not here:
         return True
     return (leaves and not record.is_over(step.id)) or any(known not in gone for known in here)
@@ -150,8 +173,10 @@ def state_for(record: RunRecord, asker: SiteName, near: AbstractSet[EdgeId]) -> 
     plan, edges = record.slice, record.edges
     from_asker = [edge for edge in plan.edges_in if edge.sender == asker]
     to_asker = [edge for edge in plan.edges_out if edge.receiver == asker]
+    # Who merges can do without: it was not left out itself only because the step of this site was.
+    left_out = [edge.id for edge in to_asker if edge.carries == StepKind.MERGE and _is_left_out(record, edge)]
     closed = [edge.id for edge in from_asker if edges[edge.id].state == EdgeState.CLOSED]
-    closed += [edge.id for edge in to_asker if _will_not_come(record, edge)]
+    closed += [edge.id for edge in to_asker if _will_not_come(record, edge) and edge.id not in left_out]
     return NeighbourState(
         state=record.state,
         received=tuple(edge.id for edge in from_asker if edges[edge.id].state == EdgeState.DONE),
@@ -160,7 +185,12 @@ def state_for(record: RunRecord, asker: SiteName, near: AbstractSet[EdgeId]) -> 
         near=tuple(edge.id for edge in to_asker if edge.id in near),
         message=record.message if record.state == RunState.ABORTED else "",
         cancel=record.cancel,
+        left_out=tuple(left_out),
     )
+
+
+def _is_left_out(record: RunRecord, edge: Edge) -> bool:
+    return record.steps[edge.source].state == StepState.SKIPPED and record.edges[edge.id].state != EdgeState.GIVEN_UP
 
 
 def _will_not_come(record: RunRecord, edge: Edge) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final, Literal
 
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.device import Assignment
@@ -18,6 +20,11 @@ from fedelmy_node.training.job import DataSpec, Job
 __all__ = ["Workspace"]
 
 logger = logging.getLogger(__name__)
+
+_JOBS: Final[Mapping[StepKind, Literal["train", "merge", "evaluate"]]] = {
+    StepKind.TRAIN: "train", StepKind.MERGE: "merge", StepKind.EVALUATE: "evaluate",
+}  # fmt: skip
+"""What trainers compute; a deliver step is done by itself."""
 
 
 class Workspace:
@@ -85,14 +92,15 @@ class Workspace:
         plan, trains = record.slice, step.kind == StepKind.TRAIN
         directory = self._layout.step(plan.run, step.id)
         job = Job(
-            kind="train" if trains else "evaluate",
+            kind=_JOBS[step.kind],
             site=plan.site,
             visit=step.visit,
             recipe=plan.recipe,
             data=self.data,
             device=self._config.device,
-            output=self._layout.output(plan.run, step.id) if trains else None,
+            output=self._layout.output(plan.run, step.id) if step.kind != StepKind.EVALUATE else None,
             keep_pool=directory / "pool" if trains and self._config.keep_pool else None,
+            code=self._config.consent.code,
             max_change=self._config.consent.max_change,
             checkpoints=self._layout.checkpoints(plan.run, step.id) if trains else None,
             features=plan.recipe.features if "features" in self._config.consent.disclose else 0,
@@ -104,7 +112,7 @@ class Workspace:
         remove_tree(self._layout.checkpoints(run, step))
 
     def _input(self, record: RunRecord, step: Step, need: StepId) -> Path | None:
-        source, way = record.source(step.id, need), record.way(step.id, need)
+        source, way = record.given_by(step.id, need), record.way(step.id, need)
         if source is not None:
             return self.bundle(record, record.slice.step(source))
         return self._layout.input(record.slice.run, way.id) if isinstance(way, Edge) else None

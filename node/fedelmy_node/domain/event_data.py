@@ -25,6 +25,8 @@ __all__ = [
 Check = Callable[[Any], bool]
 MAX_MEMBERS: Final = 1001
 """Of a pool, the one that it began with included."""
+MAX_PACKAGES: Final = 10
+"""Whose code a recipe takes."""
 
 
 def _is_text(value: Any) -> bool:
@@ -126,6 +128,7 @@ _PREPARED: Final[Mapping[str, Check]] = {
     "samples?": _shaped(_SIZES), "class_counts?": _table_of(is_count),
     "missing_classes?": _list_of(_is_text, MAX_CLASSES), "left_out?": is_count, "torch?": _is_text,
     "cpu_capability?": _is_text, "device?": _is_text, "parameters?": is_count, "bundle_bytes?": is_count,
+    "packages?": _list_of(_is_text, MAX_PACKAGES),
 }  # fmt: skip
 _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
     EventKind.RUN: {"state": lambda value: value in list(RunState), "code?": _is_text, "message?": _is_text},

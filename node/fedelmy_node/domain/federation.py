@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from fedelmy_node.config.decode import at_most
 from fedelmy_node.domain.names import Address, SiteName, address, site_name
 from fedelmy_node.errors import ConfigError
 
 __all__ = [
-    "Setting", "WireDtype", "LossName", "Select", "OnUnreachable", "InputFormat", "Task", "ModelSpec", "Training",
-    "StrategySpec", "Recipe", "Absence", "Member", "Federation", "federation_name", "seconds_of",
+    "Setting", "TopologySetting", "WireDtype", "LossName", "Select", "OnUnreachable", "InputFormat", "Task",
+    "ModelSpec", "Training", "StrategySpec", "Recipe", "Absence", "Member", "Federation", "federation_name",
+    "seconds_of",
 ]  # fmt: skip
 
 Setting = str | int | float | bool
 """A value that a strategy's settings may have in a plan."""
+TopologySetting = Any
+"""A value that a topology's settings may have: no plan carries it, and the topology's own `Settings` judge it."""
 WireDtype = Literal["float32", "bfloat16", "float16"]
 """The types that floats may have in a bundle."""
 LossName = Literal["cross_entropy", "prior_corrected"]
@@ -233,6 +236,8 @@ class Federation:
     recipe: Recipe
     absence: Absence = field(default_factory=Absence)
     """What is done about sites that cannot be reached, unless a site's own entry says otherwise."""
+    topology_settings: Mapping[str, TopologySetting] = field(default_factory=dict, metadata=at_most(MAX_SETTINGS))
+    """What the topology's own `Settings` take."""
 
     def absence_of(self, member: Member) -> Absence:
         """What is done if this site cannot be reached."""

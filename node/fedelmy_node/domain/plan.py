@@ -4,121 +4,47 @@ A topology makes a `Plan`; each site is given its `Slice` alone: its own steps, 
 begin at them, and the addresses of those neighbours.
 
 A site that may be skipped is led around: if a step is left out, whoever needs its output is given what that
-step would have been given. So a need has several ways in which it can be met; whichever is journaled first
-meets it.
+step would have been given; a merge goes on without it where there is nothing else to give. So a need has several
+ways in which it can be met; whichever is journaled first meets it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
-from typing import Final
 
 from fedelmy_node.config.decode import at_most
 from fedelmy_node.domain.federation import Absence, Recipe, federation_name
 from fedelmy_node.domain.names import (
     Address,
-    EdgeId,
     RunId,
     SiteName,
     StepId,
     address,
-    edge_id,
     run_id,
     site_name,
     site_of,
     step_id,
 )
-from fedelmy_node.errors import RunError
+from fedelmy_node.domain.steps import (
+    MAX_SITE_STEPS,
+    MAX_SKIPS,
+    MAX_STEPS,
+    MAX_WAYS,
+    PLAN_ID_DIGITS,
+    Edge,
+    Shortcut,
+    Step,
+    StepKind,
+    expect,
+    in_order,
+)
 
 __all__ = [
     "StepKind", "Step", "Edge", "Shortcut", "Neighbour", "Plan", "Slice", "in_order",
     "MAX_STEPS", "MAX_WAYS", "PLAN_ID_DIGITS",
 ]  # fmt: skip
-
-MAX_STEPS: Final = 5_000
-"""Of a whole run: a hundred sites fifty times. A report must be able to name them all in one message."""
-MAX_SITE_STEPS: Final = 1_000
-"""Of one site in a run; whenever anything happens, a site looks at all of its steps and ways."""
-MAX_WAYS: Final = 4_000
-"""To and from one site: on a chain on which every site may be skipped, about four per site."""
-MAX_SKIPS: Final = 100_000
-"""Of all ways to and from one site together: they grow with the square of the chain."""
-MAX_NEEDS: Final = 1_000
-"""Inputs of one step."""
-PLAN_ID_DIGITS: Final = 32
-
-
-class StepKind(StrEnum):
-    """What a step does with its inputs."""
-
-    TRAIN = "train"
-    """Runs the recipe's strategy on the site's data; its output is a bundle."""
-    DELIVER = "deliver"
-    """Keeps its single input as the run's result at this site; its output is that same bundle."""
-    EVALUATE = "evaluate"
-    """Measures its single input on the site's own test data; its output is counts and metrics."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One unit of local work at one site."""
-
-    id: StepId
-    site: SiteName
-    kind: StepKind
-    visit: int
-    """How often the run has trained at this site, this step included; 0 for steps that do not train."""
-    needs: tuple[StepId, ...] = field(metadata=at_most(MAX_NEEDS))
-    """The steps whose outputs are this step's inputs, in the order in which the strategy sees them."""
-
-    def __post_init__(self) -> None:
-        step_id(self.id)
-        _expect(site_of(self.id) == self.site, f"{self.id} cannot be at {self.site}")
-        _expect(0 <= self.visit <= MAX_STEPS, f"{self.id} cannot be visit {self.visit}")
-        for need in self.needs:
-            step_id(need)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Edge:
-    """One transfer: the output of a step meets a need of a step at another site."""
-
-    source: StepId
-    target: StepId
-    sender: SiteName
-    receiver: SiteName
-    carries: StepKind
-    """The kind of the target: what a hand-over is for (training, or delivery of the result)."""
-    need: StepId
-    """The need of the target that it meets: its source, or, on a way around, a step that is left out."""
-    skips: tuple[StepId, ...] = field(default=(), metadata=at_most(MAX_STEPS))
-    """The steps that this way leaves out, from the target's need back to the source; empty on the plan's own way."""
-    ends: bool = False
-    """Whether nothing of it goes further: no other site needs what the receiver makes of it."""
-
-    @property
-    def id(self) -> EdgeId:
-        return edge_id(self.source, self.target, self.need)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shortcut:
-    """How a need is met without a transfer if all steps between are left out: by the site's own step, or by nothing."""
-
-    target: StepId
-    need: StepId
-    source: StepId | None = None
-    """A step of the target's site; None: the target begins without this input."""
-    skips: tuple[StepId, ...] = field(metadata=at_most(MAX_STEPS))
-    """The steps that are left out, from the target's need back to the source."""
-
-    @property
-    def id(self) -> EdgeId:
-        return edge_id(self.source, self.target, self.need)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +82,7 @@ class Slice:
         self._check_sizes()
         run_id(self.run)
         hexadecimal = len(self.plan_id) in (0, PLAN_ID_DIGITS) and set(self.plan_id) <= set("0123456789abcdef")
-        _expect(hexadecimal, f"the plan's id does not have {PLAN_ID_DIGITS} hexadecimal digits")
+        expect(hexadecimal, f"the plan's id does not have {PLAN_ID_DIGITS} hexadecimal digits")
         site_name(self.site)
         federation_name(self.federation)
         self._check_steps()
@@ -166,48 +92,51 @@ class Slice:
     def _check_sizes(self) -> None:
         """First: an operator may be mistaken, or worse, and all that follows takes its time."""
         ways = self._every_way
-        _expect(0 < len(self.steps) <= MAX_SITE_STEPS, f"a site has 1 to {MAX_SITE_STEPS} steps")
-        _expect(len(ways) <= MAX_WAYS, f"a site has at most {MAX_WAYS} edges and shortcuts")
-        _expect(sum(len(way.skips) for way in ways) <= MAX_SKIPS, "its ways lead around too much")
+        expect(0 < len(self.steps) <= MAX_SITE_STEPS, f"a site has 1 to {MAX_SITE_STEPS} steps")
+        expect(len(ways) <= MAX_WAYS, f"a site has at most {MAX_WAYS} edges and shortcuts")
+        expect(sum(len(way.skips) for way in ways) <= MAX_SKIPS, "its ways lead around too much")
 
     def _check_steps(self) -> None:
         own, fed = self._by_id, {(edge.source, edge.target) for edge in self.edges_in if not edge.skips}
         bundles = {step.id for step in self.steps if step.kind != StepKind.EVALUATE}
-        _expect(len(own) == len(self.steps), "steps are repeated")
+        expect(len(own) == len(self.steps), "steps are repeated")
         for step in self.steps:
-            _expect(step.site == self.site, "a step belongs to another site")
-            _expect(step.kind == StepKind.TRAIN or len(step.needs) == 1, f"{step.id} must have one input")
-            _expect(len(set(step.needs)) == len(step.needs), f"{step.id} needs the same twice")
+            expect(step.site == self.site, "a step belongs to another site")
+            if step.kind == StepKind.MERGE:
+                expect(bool(step.needs), f"{step.id} must have an input")
+            elif step.kind != StepKind.TRAIN:
+                expect(len(step.needs) == 1, f"{step.id} must have one input")
+            expect(len(set(step.needs)) == len(step.needs), f"{step.id} needs the same twice")
             for need in step.needs:
                 given = need in own or (need, step.id) in fed
-                _expect(given, f"{step.id} needs what neither a step nor an edge of the slice gives")
-                _expect(need in bundles or need not in own, "a step needs the output of a step that has none")
+                expect(given, f"{step.id} needs what neither a step nor an edge of the slice gives")
+                expect(need in bundles or need not in own, "a step needs the output of a step that has none")
 
     def _check_ways(self) -> None:
         own, known = self._by_id, {neighbour.site for neighbour in self.neighbours}
-        _expect(len(known) == len(self.neighbours), "a neighbour is repeated")
+        expect(len(known) == len(self.neighbours), "a neighbour is repeated")
         for way in self._every_way:
             for name in (way.target, way.need, *way.skips, *((way.source,) if way.source else ())):
                 step_id(name)
-            _expect(self.site not in map(site_of, way.skips), f"{way.id} leads around this very site")
+            expect(self.site not in map(site_of, way.skips), f"{way.id} leads around this very site")
         for edge in self.edges_in + self.edges_out:
             ends = site_of(edge.source), site_of(edge.target)
-            _expect(ends == (edge.sender, edge.receiver), f"{edge.id} is not between {edge.sender} and {edge.receiver}")
-            _expect(bool(edge.skips) == (edge.need != edge.source), f"{edge.id} is neither a way nor a way around")
+            expect(ends == (edge.sender, edge.receiver), f"{edge.id} is not between {edge.sender} and {edge.receiver}")
+            expect(bool(edge.skips) == (edge.need != edge.source), f"{edge.id} is neither a way nor a way around")
         for edge in self.edges_in:
-            _expect(edge.receiver == self.site and edge.target in own, f"edge {edge.id} does not end here")
-            _expect(edge.carries == own[edge.target].kind, f"{edge.id} carries something else than it is for")
-            _expect(edge.sender in known and edge.sender != self.site, f"the sender of {edge.id} has no address")
+            expect(edge.receiver == self.site and edge.target in own, f"edge {edge.id} does not end here")
+            expect(edge.carries == own[edge.target].kind, f"{edge.id} carries something else than it is for")
+            expect(edge.sender in known and edge.sender != self.site, f"the sender of {edge.id} has no address")
         for edge in self.edges_out:
-            _expect(edge.sender == self.site and edge.source in own, f"edge {edge.id} does not begin here")
-            _expect(edge.receiver in known and edge.receiver != self.site, f"the receiver of {edge.id} has no address")
-            _expect(own[edge.source].kind != StepKind.EVALUATE, "an edge begins at a step without a bundle")
+            expect(edge.sender == self.site and edge.source in own, f"edge {edge.id} does not begin here")
+            expect(edge.receiver in known and edge.receiver != self.site, f"the receiver of {edge.id} has no address")
+            expect(own[edge.source].kind != StepKind.EVALUATE, "an edge begins at a step without a bundle")
         ids = [way.id for way in self._every_way]
-        _expect(len(set(ids)) == len(ids), "an edge is repeated")
+        expect(len(set(ids)) == len(ids), "an edge is repeated")
         for way in self.edges_in + self.shortcuts:
             met = way.target in own and way.need in own[way.target].needs and way.need not in own
-            _expect(met, f"{way.id} meets no need of this site")
-            _expect(not way.skips or way.skips[0] == way.need, f"{way.id} does not lead around its need")
+            expect(met, f"{way.id} meets no need of this site")
+            expect(not way.skips or way.skips[0] == way.need, f"{way.id} does not lead around its need")
 
     def _check_order(self) -> None:
         """Nothing is given what is made after it."""
@@ -217,10 +146,13 @@ class Slice:
         before: set[StepId | None] = {None}
         for step in self.ordered:
             for shortcut in into.get(step.id, ()):
-                begins = shortcut.source is not None or step.kind == StepKind.TRAIN
-                _expect(begins, f"{step.id} cannot begin without an input")
-                _expect(bool(shortcut.skips), f"{shortcut.id} leads around nothing")
-                _expect(shortcut.source in before, f"{step.id} cannot be given what is made after it")
+                begins = shortcut.source is not None or step.kind in (StepKind.TRAIN, StepKind.MERGE)
+                expect(begins, f"{step.id} cannot begin without an input")
+                expect(bool(shortcut.skips), f"{shortcut.id} leads around nothing")
+                expect(shortcut.source in before, f"{step.id} cannot be given what is made after it")
+            spared = {shortcut.need for shortcut in into.get(step.id, ()) if shortcut.source is None}
+            remains = step.kind != StepKind.MERGE or not spared.issuperset(step.needs)
+            expect(remains, f"{step.id} could be left without any input")
             if step.kind != StepKind.EVALUATE:
                 before.add(step.id)
 
@@ -234,8 +166,12 @@ class Slice:
 
     @cached_property
     def ordered(self) -> tuple[Step, ...]:
-        """The steps with every input before what needs it."""
-        return in_order(self.steps)
+        """The steps with every input before what needs it, also those that only a shortcut gives."""
+        spare: dict[StepId, list[StepId]] = {}
+        for shortcut in self.shortcuts:
+            if shortcut.source is not None:
+                spare.setdefault(shortcut.target, []).append(shortcut.source)
+        return in_order(self.steps, spare)
 
     @cached_property
     def _ways_to(self) -> dict[tuple[StepId, StepId], tuple[Edge | Shortcut, ...]]:
@@ -260,6 +196,17 @@ class Slice:
         return {step: tuple(ways) for step, ways in found.items()}
 
     @cached_property
+    def _beyond(self) -> dict[tuple[StepId, StepId], tuple[Edge | Shortcut, ...]]:
+        found: dict[tuple[StepId, StepId], list[Edge | Shortcut]] = {}
+        ends = {(way.source, way.target) for way in self.edges_out + self.shortcuts}
+        for way in self.edges_out + self.shortcuts:
+            # Whatever lies behind the first of them is led around by the way that ends there.
+            first = next((step for step in way.skips if (way.source, step) in ends), None)
+            if way.source is not None and first is not None:
+                found.setdefault((way.source, first), []).append(way)
+        return {key: tuple(ways) for key, ways in found.items()}
+
+    @cached_property
     def _users(self) -> dict[StepId, tuple[Step, ...]]:
         found: dict[StepId, list[Step]] = {}
         for step in self.steps:
@@ -282,6 +229,10 @@ class Slice:
     def shortcuts_from(self, step: StepId) -> tuple[Shortcut, ...]:
         """The shortcuts that begin at a step."""
         return self._shortcuts_from.get(step, ())
+
+    def beyond(self, way: Edge | Shortcut) -> tuple[Edge | Shortcut, ...]:
+        """The nearest ways around the target of a way that begins here: one for every step that waits behind it."""
+        return self._beyond.get((way.source, way.target), ()) if way.source is not None else ()
 
     def users(self, step: StepId) -> tuple[Step, ...]:
         """This site's steps that need the output of a step."""
@@ -308,9 +259,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         ids = {step.id for step in self.steps}
-        _expect(0 < len(self.steps) <= MAX_STEPS and len(ids) == len(self.steps), "steps are missing or repeated")
-        _expect(all(need in ids for step in self.steps for need in step.needs), "a step needs an unknown step")
-        _expect({step.site for step in self.steps} <= {site.site for site in self.sites}, "a step's site is unknown")
+        expect(0 < len(self.steps) <= MAX_STEPS and len(ids) == len(self.steps), "steps are missing or repeated")
+        expect(all(need in ids for step in self.steps for need in step.needs), "a step needs an unknown step")
+        expect({step.site for step in self.steps} <= {site.site for site in self.sites}, "a step's site is unknown")
         in_order(self.steps)
 
     @property
@@ -330,23 +281,43 @@ class Plan:
         )
 
     def _ways(self, step: Step, need: StepId) -> Iterator[Edge | Shortcut]:
-        """The edge from `need`; then, for as long as sites may be skipped, what `need` itself would have been given."""
-        by_id = self._by_id
-        may_skip = {site.site for site in self.sites if site.absence.on_unreachable == "skip"}
+        """The edge from `need`; then, for as long as sites may be skipped, what `need` itself would have been given.
+
+        Nothing stands for the output of a merge. A merge goes on without an input that nobody else can give.
+        """
         source: StepId | None = need
         skips: tuple[StepId, ...] = ()
+        around: set[SiteName] = set()
         while source is not None and site_of(source) != step.site:
-            if site_of(source) not in map(site_of, skips):
+            if site_of(source) not in around:
                 yield Edge(
                     source=source, target=step.id, sender=site_of(source), receiver=step.site, carries=step.kind,
-                    need=need, skips=skips, ends=step.id not in self._feeding_others,
+                    need=need, skips=skips, ends=step.kind == StepKind.MERGE or step.id not in self._feeding_others,
                 )  # fmt: skip
-            if site_of(source) not in may_skip or len(by_id[source].needs) > 1:
+            if site_of(source) not in self._may_skip:
                 return
-            skips += (source,)
-            source = next(iter(by_id[source].needs), None)
-        if source is not None or step.kind == StepKind.TRAIN:
+            known = self._by_id[source]
+            if known.kind == StepKind.MERGE or len(known.needs) > 1:
+                if step.kind != StepKind.MERGE:
+                    return
+                skips, source = skips or (source,), None
+            else:
+                skips += (source,)
+                around.add(site_of(source))
+                source = next(iter(known.needs), None)
+        if source is not None or step.kind in (StepKind.TRAIN, StepKind.MERGE):
             yield Shortcut(target=step.id, need=need, source=source, skips=skips)
+
+    @cached_property
+    def stuck(self) -> tuple[SiteName, ...]:
+        """The sites that may be skipped although somebody behind them would have nothing to go on with."""
+        last: dict[tuple[StepId, StepId], Edge | Shortcut] = {(way.target, way.need): way for way in self.ways}
+        ends = {way.sender for way in last.values() if isinstance(way, Edge) and way.sender in self._may_skip}
+        return tuple(site.site for site in self.sites if site.site in ends)
+
+    @cached_property
+    def _may_skip(self) -> set[SiteName]:
+        return {site.site for site in self.sites if site.absence.on_unreachable == "skip"}
 
     @cached_property
     def _feeding_others(self) -> set[StepId]:
@@ -381,18 +352,3 @@ class Plan:
             plan_id=self.plan_id,
             shortcuts=tuple(w for w in self.ways if isinstance(w, Shortcut) and site_of(w.target) == site),
         )
-
-
-def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """The steps with every input before what needs it; a cycle is refused."""
-    by_id = {step.id: step for step in steps}
-    try:
-        order = TopologicalSorter({s.id: [n for n in s.needs if n in by_id] for s in by_id.values()}).static_order()
-        return tuple(by_id[StepId(step)] for step in order)
-    except CycleError as error:
-        raise RunError("E-RUN-PLAN", f"the plan runs in a circle: {' -> '.join(error.args[1][:10])}") from error
-
-
-def _expect(condition: bool, message: str) -> None:
-    if not condition:
-        raise RunError("E-RUN-PLAN", f"the plan is not usable: {message}")

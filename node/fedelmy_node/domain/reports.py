@@ -138,6 +138,8 @@ class NeighbourState:
     """Why the run was aborted."""
     cancel: Signed | None = None
     """The operator's word that the run has ended."""
+    left_out: tuple[EdgeId, ...] = ()
+    """Edges to merges of the listener on which nothing will come: the step that they begin at was left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -280,7 +280,7 @@ def origin_from_pb(message: control_pb2.Origin) -> Origin:
 def neighbour_state_to_pb(state: NeighbourState) -> peer_pb2.NeighbourState:
     return peer_pb2.NeighbourState(
         state=state.state, received=state.received, settled=state.settled, closed=state.closed, near=state.near,
-        message=state.message, cancel=signed_to_pb(state.cancel) if state.cancel else None,
+        message=state.message, cancel=signed_to_pb(state.cancel) if state.cancel else None, left_out=state.left_out,
     )  # fmt: skip
 
 
@@ -294,6 +294,7 @@ def neighbour_state_from_pb(message: peer_pb2.NeighbourState) -> NeighbourState:
         state=_state(message.state), received=edges(message.received), settled=edges(message.settled),
         closed=edges(message.closed), near=edges(message.near), message=clean(message.message),
         cancel=signed_from_pb(message.cancel) if message.HasField("cancel") else None,
+        left_out=edges(message.left_out),
     )  # fmt: skip
 
 

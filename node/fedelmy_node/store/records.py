@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from fedelmy_node import CONTRACT
 from fedelmy_node.bundles.manifest import TensorInfo
@@ -22,6 +22,9 @@ from fedelmy_node.domain.transfer import Origin, Skip
 from fedelmy_node.errors import ConfigError, PeerError, RunError, TransferError
 
 __all__ = ["Prepared", "StepRecord", "EdgeRecord", "RunRecord", "read_slice"]
+
+_RELIEVED: Final = (EdgeState.SETTLED, EdgeState.GIVEN_UP)
+"""Nobody has to answer for an edge any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,13 +166,28 @@ class RunRecord:
 
     def has_inputs(self, step: Step) -> bool:
         """Whether everything that `step` needs is at this site."""
-        for need in step.needs:
-            if need not in self.steps and self.way(step.id, need) is None:
-                return False
-            source = self.source(step.id, need)
-            if source is not None and self.steps[source].state != StepState.DONE:
-                return False
-        return True
+        return all(self.has_input(step.id, need) for need in step.needs)
+
+    def has_input(self, step: StepId, need: StepId) -> bool:
+        """Whether a need is met, be it by nothing: a merge goes on without a step of its own site that was left out."""
+        if need not in self.steps and self.way(step, need) is None:
+            return False
+        source = self.source(step, need)
+        if source is None or self.steps[source].state == StepState.DONE:
+            return True
+        return self._is_spared(step, source)
+
+    def has_another_input(self, step: Step) -> bool:
+        """Whether a merge may get more than what was left out at its own site."""
+        return any(need not in self.steps or self.steps[need].state != StepState.SKIPPED for need in step.needs)
+
+    def given_by(self, step: StepId, need: StepId) -> StepId | None:
+        """The step of this site whose output meets the need, unless a merge goes on without it."""
+        source = self.source(step, need)
+        return None if source is None or self._is_spared(step, source) else source
+
+    def _is_spared(self, step: StepId, source: StepId) -> bool:
+        return self.slice.step(step).kind == StepKind.MERGE and self.steps[source].state == StepState.SKIPPED
 
     def origin(self, step: Step) -> Origin:
         """Whose work the output of `step` holds."""
@@ -185,7 +203,7 @@ class RunRecord:
             if step.kind == StepKind.TRAIN:
                 contributors.add(step.id)
             for need in reversed(step.needs):
-                way, source = self.way(step.id, need), self.source(step.id, need)
+                way, source = self.way(step.id, need), self.given_by(step.id, need)
                 if way is not None:
                     known = self.edges[way.id].origin
                     contributors.update(known.contributors)
@@ -217,28 +235,35 @@ class RunRecord:
         """Whether nobody has to answer for a step's output any more: it is settled, or others went around it."""
         if self.steps[step].state == StepState.SKIPPED:
             return True
+        edges = (edge for edge in self.slice.edges_from(step) if not edge.skips)
         return all(
-            self.edges[edge.id].state in (EdgeState.CLOSED, EdgeState.SETTLED, EdgeState.GIVEN_UP)
-            or any(self._relieves(way) for way in self._around(edge))
-            for edge in self.slice.edges_from(step)
-            if not edge.skips
+            self.edges[edge.id].state in (EdgeState.CLOSED, *_RELIEVED) or self._all_behind(edge, self._relieves)
+            for edge in edges
         )
 
     def _relieves(self, way: Edge | Shortcut) -> bool:
         """Whether a way around has relieved this site; where it would end here, any answer to the need does."""
         if isinstance(way, Edge):
-            return self.edges[way.id].state in (EdgeState.SETTLED, EdgeState.GIVEN_UP)
+            return self.edges[way.id].state in _RELIEVED
         return self.way(way.target, way.need) is not None
 
     def is_superseded(self, edge: Edge) -> bool:
-        """Whether the receiver of an edge from this site was skipped for good: the need behind it was met."""
-        states = (self.edges[way.id].state for way in self._around(edge))
-        return any(state in (EdgeState.DONE, EdgeState.SETTLED, EdgeState.GIVEN_UP) for state in states)
+        """Whether the receiver of an edge from this site was skipped for good: all who wait behind it have theirs."""
+        return self._all_behind(edge, lambda way: self.edges[way.id].state in (EdgeState.DONE, *_RELIEVED))
 
-    def _around(self, edge: Edge) -> list[Edge | Shortcut]:
-        """The ways from the same step that lead around the receiver of an edge."""
-        ways = self.slice.edges_from(edge.source) + self.slice.shortcuts_from(edge.source)
-        return [way for way in ways if edge.target in way.skips]
+    def _all_behind(self, edge: Edge, holds: Callable[[Edge | Shortcut], bool]) -> bool:
+        """Whether something holds of the ways around an edge's receiver: of each nearest one, or of all beyond it."""
+        looking = list(self.slice.beyond(edge))
+        seen: set[EdgeId] = set()
+        held = bool(looking)
+        while held and looking:
+            way = looking.pop()
+            if way.id not in seen and not holds(way):
+                seen.add(way.id)
+                beyond = self.slice.beyond(way)
+                held = bool(beyond)
+                looking += beyond
+        return held
 
 
 def read_slice(payload: bytes) -> Slice:

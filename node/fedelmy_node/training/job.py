@@ -53,6 +53,8 @@ class Job:
     """A directory for every pool member, if the site wants to keep them."""
     max_change: float | None = None
     """How far an input may be from the initial model, in lengths of that one; None: as far as it likes."""
+    code: tuple[str, ...] = ()
+    """Models as `module:function` that whoever owns this machine allows; a recipe may come from anybody."""
     checkpoints: Path | None = None
     """A directory of the job's own, where a train step can go on from; None: there are no checkpoints."""
     features: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,9 +18,11 @@ from typing import Any, Final
 import torch
 
 from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.config.registry import BUILT_IN
 from fedelmy_node.domain.events import EventKind
-from fedelmy_node.domain.federation import Training
+from fedelmy_node.domain.federation import Recipe, Training
 from fedelmy_node.errors import BundleError, ConfigError, RunError
+from fedelmy_node.training import models, strategies
 from fedelmy_node.training.arrivals import MODEL_GROUP, Received, groups_of, mean_of, receive
 from fedelmy_node.training.batches import Batches, eval_batches
 from fedelmy_node.training.bundle import bundle_bytes, manifest_of, write_bundle
@@ -91,7 +93,7 @@ def load(job: Job) -> Loaded:
     _set_determinism(device, recipe.training)
     settings = settings_for(recipe.strategy)
     seed = None if job.kind == "prepare" else _initial_seed(job)
-    module = build(recipe.model, recipe.task, seed)
+    module = build(recipe.model, recipe.task, seed, code=job.code)
     model = FlatModel(module if seed is None else module.to(device))
     opened = None if job.kind == "merge" else open_data(job.data, recipe.task, seed=recipe.seed, site=job.site)
     seen = 0 if is_weighted(recipe.strategy) else None
@@ -137,11 +139,19 @@ def _prepare(loaded: Loaded) -> Outcome:
         "parameters": loaded.model.parameters,
         "bundle_bytes": bundle_bytes(groups, loaded.job.recipe.wire_dtype),
     }
+    if packages := [origin for origin in _origins(loaded.job.recipe) if origin not in ("", BUILT_IN)]:
+        report["packages"] = packages
     if loaded.job.trial:
         from fedelmy_node.training.trial import trial  # only an examination needs it
 
         report["trial"] = trial(loaded.job, loaded.data, _device(loaded.job.device))
     return Outcome(manifest=loaded.manifest, report=report, private=loaded.data.unreadable)
+
+
+def _origins(recipe: Recipe) -> Iterator[str]:
+    """Whose the recipe's model and strategy are: packages must be of the same version at all sites."""
+    yield models.INSTALLED.origin(recipe.model.name)
+    yield strategies.INSTALLED.origin(recipe.strategy.name)
 
 
 def _checkpoints(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -56,14 +56,17 @@ class TrainedModel:
         return list(zip(names, best.values.tolist(), strict=True))
 
 
-def load_model(file: Path | str) -> TrainedModel:
-    """The model in a file that `fedelmy-node model export` wrote, for use in Python anywhere."""
+def load_model(file: Path | str, *, code: Collection[str] = ()) -> TrainedModel:
+    """The model in a file that `fedelmy-node model export` wrote, for use in Python anywhere.
+
+    A model that is a `module:function` is built only if `code` has its name: a file may name anything.
+    """
     with safe_open(file, framework="pt") as opened:
         description = json.loads((opened.metadata() or {}).get("fedelmy", "null"))
     if description is None:
         raise BundleError("E-BUNDLE-FORMAT", f"{file} is not an exported model", hint="Make one with `model export`.")
     task = decode(Task, description["task"])
-    return _trained(ModelSpec(name=description["model"]), task, safetensors.torch.load_file(file))
+    return _trained(ModelSpec(name=description["model"]), task, safetensors.torch.load_file(file), code)
 
 
 def export_model(found: ResultModel, out: Path) -> None:
@@ -94,6 +97,7 @@ def evaluate_model(found: ResultModel, data: str | None) -> Mapping[str, Any]:
             indices=Path(found.indices) if found.indices else None,
             unreadable=cast(Literal["refuse", "skip"], found.unreadable),
         ),
+        code=(_recipe(found).model.name,),  # this site agreed to it, or there would be no result
     )
     return run(load(job), (Path(found.path),), lambda *_: None).report
 
@@ -127,10 +131,11 @@ def _recipe(found: ResultModel) -> Recipe:
 
 def _result(found: ResultModel) -> TrainedModel:
     recipe = _recipe(found)
-    return _trained(recipe.model, recipe.task, read_bundle(Path(found.path))[MODEL_GROUP])
+    state = read_bundle(Path(found.path))[MODEL_GROUP]
+    return _trained(recipe.model, recipe.task, state, (recipe.model.name,))
 
 
-def _trained(model: ModelSpec, task: Task, state: Mapping[str, torch.Tensor]) -> TrainedModel:
-    module = build(model, task, seed=0)
+def _trained(model: ModelSpec, task: Task, state: Mapping[str, torch.Tensor], code: Collection[str]) -> TrainedModel:
+    module = build(model, task, seed=0, code=code)
     module.load_state_dict(state)
     return TrainedModel(module=module.eval(), task=task)

@@ -34,7 +34,7 @@ class NeighbourWatch(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class NeighbourState(_message.Message):
-    __slots__ = ("state", "received", "settled", "closed", "near", "message", "cancel")
+    __slots__ = ("state", "received", "settled", "closed", "near", "message", "cancel", "left_out")
     STATE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class NeighbourState(_message.Message):
     NEAR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     state: str
     received: _containers.RepeatedScalarFieldContainer[str]
     settled: _containers.RepeatedScalarFieldContainer[str]
@@ -49,4 +50,5 @@ class NeighbourState(_message.Message):
     near: _containers.RepeatedScalarFieldContainer[str]
     message: str
     cancel: _control_pb2.Signed
-    def __init__(self, state: _Optional[str] = ..., received: _Optional[_Iterable[str]] = ..., settled: _Optional[_Iterable[str]] = ..., closed: _Optional[_Iterable[str]] = ..., near: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., cancel: _Optional[_Union[_control_pb2.Signed, _Mapping]] = ...) -> None: ...
+    left_out: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, state: _Optional[str] = ..., received: _Optional[_Iterable[str]] = ..., settled: _Optional[_Iterable[str]] = ..., closed: _Optional[_Iterable[str]] = ..., near: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., cancel: _Optional[_Union[_control_pb2.Signed, _Mapping]] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -182,7 +182,10 @@ class SiteExamination:
         """Have a trainer open the data; unreadable files are counted, whatever the site does with them in a run."""
         config = self._config
         data = DataSpec(source=config.data or "", indices=config.indices, unreadable="skip")
-        job = Job(kind="prepare", site=site, visit=0, recipe=recipe, data=data, device=config.device, trial=trial)
+        job = Job(
+            kind="prepare", site=site, visit=0, recipe=recipe, data=data, device=config.device, trial=trial,
+            code=config.consent.code,
+        )  # fmt: skip
         scratch = Path(tempfile.mkdtemp(prefix="fedelmy-doctor-"))
         looking = OneJob(job, scratch)
         try:

@@ -3,6 +3,8 @@
     __init__     the kinds of sources, and `parse_source`       nothing is imported yet
     raw          the form that all loaders give                  numpy
     digits idx cifar10 npz imagefolder shifted                   one loader each
+    arrays       named arrays as a source                        numpy
+    own          functions of installed packages and of sites    numpy
     indices      the file that names a subset of a source        standard library
     convert      stored values -> the federation's input format  torch
     samples      samples in memory; unreadable files             torch
@@ -19,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from fedelmy_node.config.code import is_code, is_importable
+from fedelmy_node.config.registry import Registry
 from fedelmy_node.errors import DataError
 
-__all__ = ["SourceKind", "SOURCES", "Source", "parse_source"]
+__all__ = ["SourceKind", "SOURCES", "INSTALLED", "Source", "parse_source"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +45,14 @@ class Source:
     """What a valid `--data` says."""
 
     kind: str
-    """A key of `SOURCES`."""
+    """A name of `INSTALLED`, or `module:function`."""
     path: Path | None = None
     """Given exactly where the kind has one; whether it exists is the loader's question."""
+
+    @property
+    def told(self) -> str:
+        """What others are told of it: the name of a module is the name of a file."""
+        return "own code" if is_code(self.kind) else self.kind
 
 
 _HERE: Final = "fedelmy_node.training.data"
@@ -86,15 +95,29 @@ SOURCES: Final[Mapping[str, SourceKind]] = {
 }
 
 
+INSTALLED: Final = Registry(
+    "fedelmy.data",
+    "data",
+    SOURCES,
+    lambda description, target: SourceKind(description=description, loader=target, path=_PERHAPS),
+)
+"""These, and those of installed packages."""
+_PERHAPS: Final = "[PATH]"
+"""Whether a kind of a package takes a path shows when its function is called."""
+
+
 def parse_source(text: str) -> Source:
-    """The source that `KIND` or `KIND:PATH` names, or an error with the nearest valid spelling."""
+    """The source that `KIND[:PATH]` or `MODULE:FUNCTION[:PATH]` names, or an error with the nearest valid spelling."""
     name, colon, path = text.partition(":")
-    kind = SOURCES.get(name)
+    kind = INSTALLED.find(name)
     if kind is None:
+        function, _, behind = path.partition(":")
+        if is_code(f"{name}:{function}") and is_importable(name):
+            return Source(kind=f"{name}:{function}", path=Path(behind) if behind else None)
         raise DataError("E-DATA-SOURCE", "unknown kind of data", hint=_suggestion(name), private=text)
     if kind.path is None and colon:
         raise DataError("E-DATA-SOURCE", f"{name} takes no path", hint=f"Write {name}.", private=text)
-    if kind.path is not None and not path:
+    if kind.path not in (None, _PERHAPS) and not path:
         raise DataError("E-DATA-SOURCE", f"{name} needs a path", hint=f"Write {name}:{kind.path}.")
     return Source(kind=name, path=Path(path) if path else None)
 
@@ -102,10 +125,10 @@ def parse_source(text: str) -> Source:
 def _suggestion(name: str) -> str:
     import difflib  # only whoever errs needs it
 
-    close = difflib.get_close_matches(name.lower(), SOURCES, n=1)
+    close = difflib.get_close_matches(name.lower(), INSTALLED.names, n=1)
     if close:
-        path = SOURCES[close[0]].path
+        path = SOURCES[close[0]].path if close[0] in SOURCES else _PERHAPS
         return f"Did you mean {close[0]}{f':{path}' if path else ''}?"
     if "/" in name:
         return "A path needs its kind before it, such as imagefolder:DIRECTORY or npz:FILE."
-    return f"Known kinds: {', '.join(SOURCES)}."
+    return f"Known kinds: {', '.join(INSTALLED.names)}; or MODULE:FUNCTION of a module that Python finds here."

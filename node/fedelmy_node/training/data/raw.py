@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedelmy_node.config.registry import resolve
 from fedelmy_node.errors import DataError
 from fedelmy_node.training.data import SOURCES, Source, parse_source
 
@@ -120,10 +120,13 @@ def load_source(source: Source) -> RawData:
 
 
 def open_source(source: Source) -> RawData:
-    """Call the loader that the registry names."""
-    module, _, function = SOURCES[source.kind].loader.partition(":")
-    loader = getattr(import_module(module), function)
-    return cast(RawData, loader() if source.path is None else loader(source.path))
+    """Call the loader that the registry names, or the function of the site's own."""
+    if source.kind not in SOURCES:
+        from fedelmy_node.training.data.own import load_own  # it needs this module
+
+        return load_own(source)
+    loader: Callable[..., RawData] = resolve(SOURCES[source.kind].loader)
+    return loader() if source.path is None else loader(source.path)
 
 
 def source_labels(text: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:

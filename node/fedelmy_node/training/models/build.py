@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from fedelmy_node.domain.federation import ModelSpec, Task
 from fedelmy_node.errors import FedelmyError, TrainingError
-from fedelmy_node.training.models import MODELS, TORCHVISION
+from fedelmy_node.training.models import TORCHVISION, factory_for, model_origin
 
 __all__ = ["build_model"]
 
@@ -37,18 +36,19 @@ def _factory(name: str) -> Factory:
         from fedelmy_node.training.models.vision import classifier
 
         return lambda task: classifier(name.removeprefix(TORCHVISION), task)
-    module, function = MODELS[name].factory.split(":")
-    factory: Factory = getattr(importlib.import_module(module), function)
-    return factory
+    return factory_for(name)
 
 
 def _construct(factory: Factory, spec: ModelSpec, task: Task) -> nn.Module:
     try:
-        return factory(task)
+        module = factory(task)
     except FedelmyError:
         raise
-    except (RuntimeError, ValueError, TypeError) as error:
+    except _faults(spec) as error:
         raise _unfit(spec, task, error) from error
+    if not isinstance(module, nn.Module):
+        raise _unfit(spec, task, f"its function gives a {type(module).__name__}, not a torch.nn.Module")
+    return module
 
 
 def _check_forward(model: nn.Module, spec: ModelSpec, task: Task) -> None:
@@ -57,16 +57,24 @@ def _check_forward(model: nn.Module, spec: ModelSpec, task: Task) -> None:
     try:
         with torch.no_grad():
             output: Any = model.train()(torch.empty(size, device="meta"))
-    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+    except _faults(spec) as error:
         raise _unfit(spec, task, error) from error
     if not isinstance(output, Tensor) or tuple(output.shape) != (2, len(task.classes)):
         raise _unfit(spec, task, f"its output is not one score per class but {_shape(output)}")
 
 
+def _faults(spec: ModelSpec) -> tuple[type[Exception], ...]:
+    """What says that a model does not fit; of code that is not ours anything may."""
+    return (Exception,) if model_origin(spec.name) else (RuntimeError, ValueError, TypeError, AssertionError)
+
+
 def _unfit(spec: ModelSpec, task: Task, reason: object) -> TrainingError:
     wanted = f"{task.input.channels}x{task.input.height}x{task.input.width}"
-    why = (str(reason).splitlines() or [type(reason).__name__])[0]
-    return TrainingError("E-TRAINING-MODEL", f"model {spec.name!r} does not take {wanted} images: {why}")
+    why, private = (str(reason).splitlines() or [type(reason).__name__])[0], ""
+    if model_origin(spec.name) and isinstance(reason, Exception):
+        why, private = f"its code raised {type(reason).__name__}", why  # what foreign code says stays at the site
+    message = f"model {spec.name!r} does not take {wanted} images: {why}"
+    return TrainingError("E-TRAINING-MODEL", message, private=private)
 
 
 def _shape(output: object) -> str:

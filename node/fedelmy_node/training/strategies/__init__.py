@@ -1,17 +1,17 @@
 """The strategies by name. A strategy is one module: a frozen dataclass `Settings`, and `effort` and `train`.
 
 Looking a name up, validating its settings and asking what a step takes needs no torch, so the daemon and the launcher
-can do it too.
+can do it too. Installed packages add strategies by the entry points `fedelmy.strategies` (docs/extending.md).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from fedelmy_node.config.decode import decode
+from fedelmy_node.config.registry import BUILT_IN, Registry
 from fedelmy_node.config.suggest import suggestion
 from fedelmy_node.domain.federation import Recipe, StrategySpec, Training
 from fedelmy_node.errors import ConfigError
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fedelmy_node.training.work import Work
 
 __all__ = [
-    "StrategyEntry", "STRATEGIES", "Strategy", "Effort", "strategy_for", "settings_for", "is_weighted", "effort_of",
+    "StrategyEntry", "STRATEGIES", "INSTALLED", "Strategy", "Effort", "strategy_origin", "strategy_for", "settings_for",
+    "is_weighted", "effort_of",
 ]  # fmt: skip
 
 
@@ -41,6 +42,8 @@ STRATEGIES: Final[Mapping[str, StrategyEntry]] = {
     "fedprox": StrategyEntry("as fedseq, held near the model that was received", f"{_HERE}.fedprox"),
     "fedavg": StrategyEntry("as fedseq; where models are merged, each weighs by its samples", f"{_HERE}.fedavg"),
 }
+INSTALLED: Final = Registry("fedelmy.strategies", "strategy", STRATEGIES, StrategyEntry)
+"""These, and those of installed packages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,17 +79,26 @@ class Strategy(Protocol):
         """Compute a train step; the result is the step's output."""
 
 
+def strategy_origin(name: str) -> str:
+    """Whose code a strategy is, in words; empty: ours."""
+    origin = INSTALLED.origin(name)
+    return "" if origin == BUILT_IN else f"package {origin}" if origin else "a package that is not there any more"
+
+
 def strategy_for(name: str) -> Strategy:
     """The module of a strategy; an unknown name is refused with a suggestion."""
-    if name not in STRATEGIES:
-        hint = suggestion(name, STRATEGIES, "Strategies")
+    entry = INSTALLED.find(name)
+    if entry is None:
+        hint = suggestion(name, INSTALLED.names, "Strategies")
         raise ConfigError("E-CONFIG-STRATEGY", f"there is no strategy {name!r}", hint=hint)
-    return cast(Strategy, importlib.import_module(STRATEGIES[name].module))
+    return cast(Strategy, INSTALLED.load(name, entry.module, has=("Settings", "effort", "train")))
 
 
 def settings_for(spec: StrategySpec) -> object:
     """The strategy's own settings, validated, with its defaults for what the plan does not say."""
-    settings: object = decode(strategy_for(spec.name).Settings, spec.settings, "strategy")
+    schema = strategy_for(spec.name).Settings
+    with INSTALLED.foreign(spec.name):
+        settings: object = decode(schema, spec.settings, "strategy")
     return settings
 
 
@@ -97,5 +109,6 @@ def is_weighted(spec: StrategySpec) -> bool:
 
 def effort_of(recipe: Recipe, *, begins: bool) -> Effort:
     """What a train step of this recipe takes; `begins`: it starts with a new model."""
-    strategy = strategy_for(recipe.strategy.name)
-    return strategy.effort(settings_for(recipe.strategy), recipe.training, begins=begins)
+    strategy, settings = strategy_for(recipe.strategy.name), settings_for(recipe.strategy)
+    with INSTALLED.foreign(recipe.strategy.name):
+        return strategy.effort(settings, recipe.training, begins=begins)

@@ -1,0 +1,113 @@
+"""docs/extending.md, word for word: what it shows is written down, installed, simulated and asked of a real site."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from testbed import Bed, run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
+BLOCK = re.compile(r"`(ward/\w+\.py|pyproject\.toml)`(?:, [^\n]*)?:\n\n```\w+\n(.*?)```", re.DOTALL)
+FEDERATION = re.search(r"```toml\n(\[federation\].*?)```", PAGE, re.DOTALL)
+RUBBLE = """
+[project]
+name = "rubble"
+version = "2"
+
+[project.entry-points."fedelmy.strategies"]
+fedelmy = "rubble"
+rubble = "rubble.nowhere"
+"""
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The page's package, in a directory that Python looks into, with the metadata that pip would have written."""
+    root = tmp_path_factory.mktemp("elsewhere")
+    files = dict(BLOCK.findall(PAGE))
+    assert set(files) == {"ward/models.py", "ward/data.py", "ward/strategy.py", "ward/topology.py", "pyproject.toml"}
+    (root / "ward").mkdir()
+    (root / "ward" / "__init__.py").touch()
+    for name, text in files.items():
+        (root / name).write_text(text)
+    install(root, files["pyproject.toml"])
+    install(root, RUBBLE)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), before]))
+    yield root
+    os.environ["PYTHONPATH"] = before or ""
+    if before is None:
+        del os.environ["PYTHONPATH"]
+
+
+def install(root: Path, pyproject: str) -> None:
+    project = tomllib.loads(pyproject)["project"]
+    about = root / f"{project['name']}-{project['version']}.dist-info"
+    about.mkdir()
+    summary = f"Summary: {project['description']}\n" if "description" in project else ""
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n{summary}"
+    )
+    groups = project["entry-points"].items()
+    lines = [line for group, points in groups for line in (f"[{group}]", *(f"{n} = {t}" for n, t in points.items()))]
+    (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def federation(*changes: tuple[str, str]) -> str:
+    assert FEDERATION is not None
+    text = FEDERATION[1]
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def test_what_is_installed_is_listed_with_where_it_comes_from(ward: Path) -> None:
+    rows = {row["name"]: row for row in run("fedelmy_launcher", "list", "models", "--json").ok().json["models"]}
+    assert rows["ward-tiny"]["origin"] == "ward 1.0" and rows["mlp"]["origin"] == "built in"
+    assert rows["ward-tiny"]["description"] == "Networks and data of our ward"
+    plain = " ".join(run("fedelmy_launcher", "list", "strategies").ok().out.split())
+    assert re.search(r"fedelmy built in .* fedelmy rubble 2 .*a built-in one has this name", plain)
+    assert re.search(r"rubble rubble 2 .*its module is not there", plain)
+    assert "longer ward 1.0 Networks and data of our ward" in plain
+
+
+def test_the_federation_of_the_page_trains(ward: Path, tmp_path: Path) -> None:
+    (tmp_path / "federation.toml").write_text(federation())
+    told = run("fedelmy_launcher", "simulate", "--json", cwd=tmp_path).ok().out
+    lines = [json.loads(line) for line in told.splitlines()]
+    assert lines[-1]["state"] == "done" and lines[-1]["accuracy"] > 0.9
+    events = [line["event"] for line in lines if "event" in line]
+    epochs = [event["site"] for event in events if event["kind"] == "epoch"]
+    assert epochs == ["north"] * 6 + ["south"] * 6 + ["north"] * 6, "there and back, and three times two epochs"
+
+
+def test_a_broken_package_is_named_and_breaks_nothing_else(ward: Path, tmp_path: Path) -> None:
+    (tmp_path / "federation.toml").write_text(federation(('"longer"', '"rubble"')))
+    failed = run("fedelmy_launcher", "simulate", cwd=tmp_path).failed("E-CONFIG-EXTENSION", 2)
+    assert "strategy 'rubble' of package rubble 2 cannot be used" in failed.err
+
+
+def test_a_real_site_runs_the_code_that_it_lists_and_no_other(ward: Path, make_bed: Callable[..., Bed]) -> None:
+    bed = make_bed("north")
+    site = bed.sites["north"]
+    (site.state / "site.toml").write_text('[consent]\nmodels = ["*", "ward.models:tiny"]\n')
+    site.start(data="ward.data:scans")
+    alone = re.sub(r"\[\[sites\]\].*?\n\n(?=\[task)", f'[[sites]]\nname = "north"\naddress = "{site.address}"\n\n',
+                   federation(), flags=re.DOTALL)  # fmt: skip
+    bed.file.write_text(alone.replace('"ward-tiny"', '"ward.models:tiny"'))
+    found = bed.launch("check", "--quick", "--json").ok().json
+    assert found["sites"]["north"]["parameters"] == 64 * 32 + 32 + 32 * 2 + 2
+    shown = bed.launch("discover", site.address).ok().out
+    assert "own code" in shown and "ward" not in shown
+    assert found["sites"]["north"]["packages"] == ["ward 1.0"], "of the strategy"
+    bed.file.write_text(alone.replace('"ward-tiny"', '"ward.models:other"'))
+    refused = bed.launch("check", "--quick")
+    assert refused.code == 5 and "E-CONSENT-CODE" in refused.out
+    assert "ward.models:other" in refused.out and "allows ward.models:tiny" in refused.out
