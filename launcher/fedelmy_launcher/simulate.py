@@ -53,6 +53,12 @@ class Simulation:
 
     def run(self) -> None:
         """Every step, inputs before outputs."""
+        from fedelmy_node.training.data.kept import kept_sources  # the sites may all have one source
+
+        with kept_sources():
+            self._run()
+
+    def _run(self) -> None:
         for site in dict.fromkeys(step.site for step in self._plan.steps):
             self._event(site, None, EventKind.RUN, {"state": RunState.RUNNING})
         for step in in_order(self._plan.steps):

@@ -164,3 +164,24 @@ def test_help_is_quick() -> None:
         assert "serve" in run("fedelmy_node", "--help").ok().out
         timings.append(time.perf_counter() - begun)
     assert min(timings) < 0.5
+
+
+GRID = """
+title = "On real nodes"
+seeds = [3]
+base = { model = { name = "mlp" }, training = { epochs = 2, learning_rate = 3e-3, batch_size = 64, threads = 1 } }
+rows = [{ label = "FedELMY", set = { "strategy.pool_size" = 2, "strategy.warmup_epochs" = 1 } }]
+"""
+
+
+def test_an_experiment_runs_on_the_nodes_themselves(bed: Bed, first: dict[str, object]) -> None:
+    (bed.root / "grid.toml").write_text(GRID)
+    arguments = ("experiment", "grid.toml", "--nodes", "federation.toml", "--out", "grid", "--json")
+    bed.launch(*arguments).ok()
+    entry = json.loads((bed.root / "grid" / "results.jsonl").read_text())
+    assert entry["data"] == "the sites' own"
+    assert (entry["sha256"], entry["accuracy"]) == (first["bundle_sha256"], pytest.approx(first["accuracy"], abs=1e-6))
+    # What is in the results is not run again.
+    again = bed.launch(*arguments).ok().json
+    assert again["table"][0]["mean"] == entry["accuracy"]
+    assert len((bed.root / "grid" / "results.jsonl").read_text().splitlines()) == 1

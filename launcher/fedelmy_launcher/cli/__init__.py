@@ -34,6 +34,7 @@ group = LazyGroup(
         "cancel": ("fedelmy_launcher.cli.cancel:cancel", "End a run at every site."),
         "simulate": ("fedelmy_launcher.cli.simulate:simulate", "The same run in one process, for the same bytes."),
         "partition": ("fedelmy_launcher.cli.partition:partition", "Split a dataset into sites, for experiments."),
+        "experiment": ("fedelmy_launcher.cli.experiment:experiment", "A grid of federations and seeds, as a table."),
         "list": (
             "fedelmy_launcher.cli.list:list_command",
             "What can be chosen by name: strategies, models, data.",

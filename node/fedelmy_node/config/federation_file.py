@@ -31,7 +31,7 @@ from fedelmy_node.errors import ConfigError, FedelmyError
 from fedelmy_node.identity.rules import NameRule, TrustRules, fingerprint_text
 from fedelmy_node.identity.subject import Subject
 
-__all__ = ["read_federation", "trust_rules"]
+__all__ = ["read_federation", "federation_of", "trust_rules"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +111,14 @@ def read_federation(
         if str(path) in error.message:
             raise
         raise type(error)(error.code, f"{path}: {error.message}", hint=error.hint) from error
+
+
+def federation_of(tables: Mapping[str, Any], check: Callable[[Federation], None] = lambda _: None) -> Federation:
+    """The federation that a file with these tables would describe; relative paths begin in the current directory."""
+    file = decode(_File, {"strategy": {}} | with_preset(tables))
+    federation = _federation(file, Path("federation.toml"))
+    check(federation)
+    return federation
 
 
 def _federation(file: _File, path: Path) -> Federation:

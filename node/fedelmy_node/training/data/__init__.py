@@ -2,7 +2,7 @@
 
     __init__     the kinds of sources, and `parse_source`       nothing is imported yet
     raw          the form that all loaders give                  numpy
-    digits idx cifar10 npz imagefolder                           one loader each
+    digits idx cifar10 npz imagefolder shifted                   one loader each
     arrays       named arrays as a source                        numpy
     own          functions of installed packages and of sites    numpy
     indices      the file that names a subset of a source        standard library
@@ -86,6 +86,11 @@ SOURCES: Final[Mapping[str, SourceKind]] = {
         description="CIFAR-10, binary version (data_batch_1.bin ... test_batch.bin)",
         loader=f"{_HERE}.cifar10:load",
         path="DIRECTORY",
+    ),
+    "shifted": SourceKind(
+        description="a synthetic domain (plain, blurred, inverted, edges) of another source",
+        loader=f"{_HERE}.shifted:load",
+        path="DOMAIN:KIND[:PATH]",
     ),
 }
 

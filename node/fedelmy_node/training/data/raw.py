@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +26,8 @@ from fedelmy_node.errors import DataError
 from fedelmy_node.training.data import SOURCES, Source, parse_source
 
 __all__ = [
-    "Images", "ArrayImages", "RawSamples", "RawData", "load_source", "source_labels", "require_directory",
-    "map_read_errors",
+    "Images", "ArrayImages", "RawSamples", "RawData", "OPENER", "load_source", "open_source", "source_labels",
+    "require_directory", "map_read_errors",
 ]  # fmt: skip
 
 _BLOCK_BYTES: Final = 16 * 2**20
@@ -109,7 +110,16 @@ class RawData:
                 raise DataError("E-DATA-EMPTY", f"the source has no {name}")
 
 
+OPENER: Final[ContextVar[Callable[[Source], RawData] | None]] = ContextVar("opener", default=None)
+"""How sources are opened here; see `kept`."""
+
+
 def load_source(source: Source) -> RawData:
+    """The source, opened anew or by whoever keeps sources open."""
+    return (OPENER.get() or open_source)(source)
+
+
+def open_source(source: Source) -> RawData:
     """Call the loader that the registry names, or the function of the site's own."""
     if source.kind not in SOURCES:
         from fedelmy_node.training.data.own import load_own  # it needs this module

@@ -1,0 +1,239 @@
+"""`fedelmy-launch experiment`: a grid of federations and seeds, as a table."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedelmy_launcher.cli.options import json_option, load_operator, operator_options
+from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.errors import EXIT_DETACHED, ConfigError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from fedelmy_launcher.experiments.federations import Prepared
+    from fedelmy_launcher.experiments.grid import Cell
+    from fedelmy_launcher.experiments.news import News
+    from fedelmy_launcher.experiments.results import Results
+    from fedelmy_launcher.experiments.session import Session
+    from fedelmy_node.errors import FedelmyError
+    from fedelmy_node.identity.keystore import Identity
+
+__all__ = ["experiment"]
+
+
+def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from fedelmy_launcher.experiments import experiments
+
+    known = [CompletionItem(name, help=entry.title) for name, entry in experiments().items()]
+    return [item for item in known if item.value.startswith(incomplete)] or [CompletionItem(incomplete, type="file")]
+
+
+@click.command()
+@click.argument("name", metavar="EXPERIMENT", shell_complete=_names)
+@click.option("--setting", help="Which of the file's settings: full, or another one.  [default: small if there is one]")
+@click.option("--data", multiple=True, metavar="NAME=KIND[:PATH]", help="Where a data set is. Repeatable.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where results, table and plots go.  [default: results/EXPERIMENT-SETTING]",
+)
+@click.option("--only", multiple=True, metavar="ROW", help="Only this row. Repeatable.")
+@click.option("--column", "columns", multiple=True, metavar="COLUMN", help="Only this column or group. Repeatable.")
+@click.option("--seeds", metavar="N[,N...]", help="Other seeds than the file's.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value in all cells. Repeatable.")
+@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once.  [default: cores / training.threads]")
+@click.option(
+    "--nodes",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Run the cells on the real nodes of this federation file, with their own data.",
+)
+@operator_options
+@click.option("--dry-run", is_flag=True, help="Say what would be computed, and compute nothing.")
+@json_option
+def experiment(
+    name: str, setting: str | None, data: tuple[str, ...], out: Path | None, only: tuple[str, ...],
+    columns: tuple[str, ...], seeds: str | None, changes: tuple[str, ...], jobs: int | None, nodes: Path | None,
+    identity: Path, insecure: bool, dry_run: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Simulate the grid of EXPERIMENT, a name or a file, and write results, a table and plots.
+
+    With --nodes the cells are runs of a real federation instead, one after another.
+
+    A cell is a federation with a seed. What is finished is kept: the same command, killed or not, goes on where it
+    was. `fedelmy-launch list experiments` names those that come with the package.
+
+    \b
+    Examples:
+      fedelmy-launch experiment table-8 --data cifar10=imagefolder:/data/cifar10 --dry-run
+      fedelmy-launch experiment table-8 --data cifar10=imagefolder:/data/cifar10
+      fedelmy-launch experiment table-3 --setting full --data cifar10=cifar10:/data/cifar --data pacs=/data/pacs
+      fedelmy-launch experiment my-grid.toml --only FedSeq --seeds 0,1 --set training.epochs=3
+      fedelmy-launch experiment table-3 --column CIFAR-10 --nodes federation.toml
+    """
+    from fedelmy_launcher.experiments import find_experiment
+    from fedelmy_launcher.experiments.grid import cells_of, chosen, read_experiment
+    from fedelmy_launcher.experiments.outcome import ExperimentOutcome
+    from fedelmy_launcher.experiments.results import known_results, open_results
+    from fedelmy_launcher.experiments.session import Session
+    from fedelmy_launcher.experiments.settings import parse_setting
+
+    path = find_experiment(name)
+    whole = read_experiment(path)
+    setting = setting or whole.usual()
+    grid = whole.at(setting)
+    grid = replace(
+        grid,
+        rows=chosen(grid.rows, only, "row"),
+        columns=chosen(grid.columns, columns, "column"),
+        seeds=grid.seeds if seeds is None else _seeds(seeds),
+    )
+    changed = parse_setting(changes)
+    outcome = ExperimentOutcome(path.stem, setting, grid, ", ".join(sorted(changes)))
+    cells = cells_of(grid, changed)
+    session = Session.of(outcome, cells, _preparation(cells, data, nodes))
+    directory = out or Path("results") / f"{path.stem}-{setting}"
+    if dry_run:
+        return _dry_run(session, session.take(known_results(directory)), directory, as_json=as_json)
+    with open_results(directory) as results:
+        left = session.take(results.known)
+        if not as_json:
+            _introduce(session, len(left), directory)
+        try:
+            operator = None if nodes is None or not left else load_operator(identity, insecure)
+            computed = _simulated(left, jobs) if nodes is None else _on_nodes(left, operator)
+            errors = _compute(session, left, results, computed, as_json=as_json) if left else []
+        except KeyboardInterrupt:
+            click.echo("\nInterrupted: what is finished is kept, the same command goes on.", err=True)
+            return EXIT_DETACHED
+        written = session.write(directory)
+    _conclude(session, written, as_json=as_json)
+    if errors:
+        raise errors[0]
+    return 0
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError as error:
+        raise ConfigError("E-CONFIG-VALUE", f"{text!r} is not a list of seeds", hint="Write --seeds 0,1,2.") from error
+
+
+def _introduce(session: Session, left: int, directory: Path) -> None:
+    outcome = session.outcome
+    click.echo(outcome.experiment.title)
+    total = len(session.prepared)
+    done = f", {total - left} of them finished before" if left < total else ""
+    click.echo(f"setting {outcome.setting}: {total} cells{done}; results in {directory}")
+    for hint in session.hints:
+        click.echo(f"left out: {hint}")
+
+
+def _dry_run(session: Session, left: list[Prepared], directory: Path, *, as_json: bool) -> int:
+    from fedelmy_launcher.experiments.session import Work
+    from fedelmy_launcher.live.marks import duration_text
+
+    if not as_json:
+        _introduce(session, len(left), directory)
+    samples, rate = 0, _rate(session)
+    for prepared in left:
+        work = Work.of(prepared).samples
+        samples += work
+        names = [cell.name for cell in session.prepared[prepared.key][1]]
+        if as_json:
+            emit_json({"key": prepared.key, "cells": names, "training_samples": work})
+        else:
+            sites = len(prepared.tables["sites"])
+            click.echo(f"  {'; '.join(names)}: {sites} sites, {work:,} samples to train with; {prepared.data}")
+    seconds = samples / rate if rate else None
+    if as_json:
+        emit_json({"cells": len(left), "training_samples": samples, "estimated_seconds": seconds})
+        return 0
+    told = "" if seconds is None else f": about {duration_text(seconds)}, one after another, as fast as those before"
+    click.echo(f"{len(left)} cells to compute, {samples:,} samples to train with{told}")
+    return 0
+
+
+def _rate(session: Session) -> float | None:
+    """Samples per second of the cells that are finished."""
+    from fedelmy_launcher.experiments.session import Work
+
+    finished = {result["key"]: result["seconds"] for result in session.outcome.results}
+    samples = sum(Work.of(session.prepared[key][0]).samples for key in finished)
+    seconds = sum(finished.values())
+    return samples / seconds if samples and seconds else None
+
+
+def _preparation(cells: list[Cell], data: tuple[str, ...], nodes: Path | None) -> Callable[[Cell], Prepared]:
+    """How a cell becomes a federation: of the data at hand, or with a real federation's sites."""
+    if nodes is None:
+        from fedelmy_launcher.experiments.datasets import parse_given
+        from fedelmy_launcher.experiments.federations import prepare_cell
+
+        given = parse_given(data)
+        return lambda cell: prepare_cell(cell, given)
+    from fedelmy_launcher.experiments.nodes import check_columns, prepare_on_nodes
+    from fedelmy_launcher.federation_file import load_federation
+
+    if data:
+        hint = "Leave --data out, or --nodes."
+        raise ConfigError("E-CONFIG-VALUE", "--data is for simulation; real nodes have their own", hint=hint)
+    check_columns(cells)
+    federation = load_federation(nodes)
+    return lambda cell: prepare_on_nodes(cell, federation)
+
+
+@contextmanager
+def _simulated(left: list[Prepared], jobs: int | None) -> Iterator[Iterable[News]]:
+    from fedelmy_launcher.experiments.crew import Crew
+    from fedelmy_launcher.experiments.session import usual_jobs
+
+    threads = max(prepared.federation.recipe.training.threads for prepared in left)
+    with Crew(left, jobs or usual_jobs(threads)) as crew:
+        yield crew.news()
+
+
+@contextmanager
+def _on_nodes(left: list[Prepared], identity: Identity | None) -> Iterator[Iterable[News]]:
+    from fedelmy_launcher.experiments.nodes import on_nodes
+
+    yield on_nodes(left, identity)
+
+
+def _compute(
+    session: Session,
+    left: list[Prepared],
+    results: Results,
+    computed: AbstractContextManager[Iterable[News]],
+    *,
+    as_json: bool,
+) -> list[FedelmyError]:
+    from fedelmy_launcher.experiments.screen import Pace, open_experiment_screen
+    from fedelmy_launcher.experiments.session import Work
+
+    pace = Pace({prepared.key: Work.of(prepared).epochs for prepared in left})
+    measure = session.outcome.experiment.measure
+    with open_experiment_screen(pace, measure, as_json=as_json) as screen, computed as news:
+        return session.follow(news, results, screen)
+
+
+def _conclude(session: Session, written: list[Path], *, as_json: bool) -> None:
+    from fedelmy_launcher.experiments.table import text_table
+
+    if as_json:
+        emit_json(session.outcome.encoded() | {"files": [str(path) for path in written]})
+        return
+    click.echo()
+    click.echo(text_table(session.outcome, shutil.get_terminal_size((100, 24)).columns))
+    click.echo()
+    click.echo(f"written: {', '.join(str(path) for path in written)}")

@@ -1,0 +1,120 @@
+"""A synthetic shift: one of four domains made of another source, where no data with domains are at hand.
+
+`shifted:DOMAIN:KIND[:PATH]`. Every fourth image of the source, of its pool and of its test set alike, belongs to a
+domain: no image is in two. What is done to it depends on the image and its position alone.
+
+    plain      as it is
+    blurred    each value the mean of 5x5 neighbours, then noise (standard deviation 20 of 255)
+    inverted   255 minus the value
+    edges      dark edges on white: the gradient's length (Sobel) of the grey image, inverted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedelmy_node.errors import DataError
+from fedelmy_node.training.data import parse_source
+from fedelmy_node.training.data.raw import Images, RawData, RawSamples, load_source
+from fedelmy_node.training.seeds import derive
+
+__all__ = ["DOMAINS", "load"]
+
+Pixels = NDArray[np.uint8]
+
+
+def load(text: Path) -> RawData:
+    """The domain that `DOMAIN:KIND[:PATH]` names."""
+    domain, _, rest = str(text).partition(":")
+    if domain not in DOMAINS:
+        hint = f"Write shifted:DOMAIN:KIND[:PATH]; domains: {', '.join(DOMAINS)}."
+        raise DataError("E-DATA-SOURCE", "a synthetic shift has no domain of that name", hint=hint, private=str(text))
+    raw = load_source(parse_source(rest))
+    test = None if raw.test is None else _part(raw.test, domain)
+    return RawData(classes=raw.classes, pool=_part(raw.pool, domain), test=test)
+
+
+def _part(samples: RawSamples, domain: str) -> RawSamples:
+    positions = np.arange(list(DOMAINS).index(domain), len(samples.labels), len(DOMAINS))
+    return RawSamples(labels=samples.labels[positions], images=_Shifted(samples.images, positions, domain))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shifted:
+    """Images of a source, changed as they are read."""
+
+    images: Images
+    positions: NDArray[np.int64]
+    """Of the domain's images in the source."""
+    domain: str
+
+    @property
+    def at_once(self) -> int:
+        return self.images.at_once
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def read(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        places = self.positions[positions]
+        values = self.images.read(places)
+        if values.dtype != np.uint8:
+            message = f"a synthetic shift takes 8-bit images, not {values.dtype}"
+            raise DataError("E-DATA-FORMAT", message, private=self.name(int(positions[0])))
+        colours = values if values.ndim == 4 else values[..., np.newaxis]
+        return DOMAINS[self.domain](colours, places).reshape(values.shape)
+
+    def name(self, position: int) -> str:
+        return self.images.name(int(self.positions[position]))
+
+
+def _plain(values: Pixels, _: NDArray[np.int64]) -> Pixels:
+    return values
+
+
+def _blurred(values: Pixels, places: NDArray[np.int64]) -> Pixels:
+    noise = [
+        np.random.default_rng(derive(int(place), "shift")).normal(0, 20, values.shape[1:]).astype(np.float32)
+        for place in places
+    ]
+    return _rounded(_smoothed(_smoothed(values.astype(np.float32), 1), 2) + np.stack(noise))
+
+
+def _smoothed(values: NDArray[np.float32], axis: int) -> NDArray[np.float32]:
+    """The mean of five neighbours; at the border the last one counts again."""
+    width = [(2, 2) if number == axis else (0, 0) for number in range(values.ndim)]
+    padded, count = np.pad(values, width, mode="edge"), values.shape[axis]
+    total = np.zeros_like(values)
+    for shift in range(5):
+        total += np.take(padded, range(shift, shift + count), axis)
+    return total / np.float32(5)
+
+
+def _inverted(values: Pixels, _: NDArray[np.int64]) -> Pixels:
+    return 255 - values
+
+
+def _edges(values: Pixels, _: NDArray[np.int64]) -> Pixels:
+    grey = values.astype(np.float32).mean(axis=3)
+    p = np.pad(grey, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    above, below = p[:, :-2], p[:, 2:]
+    across = (above + 2 * p[:, 1:-1] + below)[:, :, 2:] - (above + 2 * p[:, 1:-1] + below)[:, :, :-2]
+    sides = p[:, :, :-2] + 2 * p[:, :, 1:-1] + p[:, :, 2:]
+    down = sides[:, 2:] - sides[:, :-2]
+    drawn = _rounded(255 - np.sqrt(across**2 + down**2) / np.float32(2))
+    return np.broadcast_to(drawn[..., np.newaxis], values.shape)
+
+
+def _rounded(values: NDArray[np.float32]) -> Pixels:
+    return np.rint(values).clip(0, 255).astype(np.uint8)
+
+
+DOMAINS: Final[Mapping[str, Callable[[Pixels, NDArray[np.int64]], Pixels]]] = {
+    "plain": _plain, "blurred": _blurred, "inverted": _inverted, "edges": _edges,
+}  # fmt: skip
