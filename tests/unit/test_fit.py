@@ -184,6 +184,8 @@ def test_an_epoch_can_be_resumed_at_any_batch():
     batches, length = bench.batches, len(bench.batches)
 
     class Interrupted:
+        size = staticmethod(batches.size)
+
         def epoch(self, place, *, start):
             for number, batch in enumerate(batches.epoch(place, start=start), start):
                 if number == 1:

@@ -201,7 +201,7 @@ CRASH = """
 import sys
 from fedelmy_node.training import trainer
 
-def boom(line, stopping):
+def boom(line, stopping, *_):
     print("a print of the user's code")
     line.send({"event": "epoch", "data": {"loss": float("nan"), "inner": [float("inf"), 1.5]}})
     sys.stdin.read()

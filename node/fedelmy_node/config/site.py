@@ -20,7 +20,7 @@ from fedelmy_node.errors import ConfigError, DataError
 from fedelmy_node.identity.rules import NameRule, TrustRules, fingerprint_text
 from fedelmy_node.identity.subject import Subject
 
-__all__ = ["SiteConfig", "Given", "load_site_config", "default_state"]
+__all__ = ["SiteConfig", "TrainerSettings", "Given", "load_site_config", "default_state"]
 
 T = TypeVar("T")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
@@ -75,6 +75,28 @@ class _DataTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSettings:
+    """`[trainer]` of site.toml: what a trainer may take of this machine."""
+
+    processes: int = 1
+    """Processes that train a step together: one per GPU, or several on the CPU; 1: as everywhere, equal bytes."""
+    fast: bool = True
+    """On a GPU: mixed precision, and torch.compile where it pays; false: float32 all the way."""
+    data_memory_mb: int | None = None
+    """MiB of samples in memory; what is more is held on disk. Default: half of what the machine has available."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.processes <= 64:
+            raise ConfigError("E-CONFIG-VALUE", "processes must be 1 to 64")
+        if self.data_memory_mb is not None and not 0 <= self.data_memory_mb <= 1 << 24:
+            raise ConfigError("E-CONFIG-VALUE", "data_memory_mb must be 0 to 16777216")
+
+    @property
+    def data_bytes(self) -> int | None:
+        return None if self.data_memory_mb is None else self.data_memory_mb << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _NameEntry:
     """`[[identity.names]]` of site.toml: whose a certificate is that another CA gave another name."""
 
@@ -114,6 +136,7 @@ class _IdentityTable:
 class _SiteFile:
     site: _SiteTable = field(default_factory=_SiteTable)
     data: _DataTable = field(default_factory=_DataTable)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
     identity: _IdentityTable = field(default_factory=_IdentityTable)
     consent: Consent = field(default_factory=Consent)
 
@@ -161,6 +184,8 @@ class SiteConfig:
     """Where metrics are served; None: nowhere."""
     transfers: int = 4
     """Bundles that are handed over at once."""
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    """What a trainer may take of this machine."""
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
@@ -200,6 +225,7 @@ def load_site_config(given: Given) -> SiteConfig:
         insecure=given.insecure,
         trust=trust,
         metrics=_metrics_address(file.site.metrics if given.metrics is None else given.metrics),
+        trainer=file.trainer,
     )
 
 

@@ -140,7 +140,8 @@ class Preparation:
         """Have a trainer build the model on the meta device and open the data, and perhaps try a few batches."""
         job = Job(
             kind="prepare", site=self._site, visit=0, recipe=plan.recipe, data=self._workspace.data,
-            device=self._config.device, trial=trial, code=self._config.consent.code,
+            device=self._config.device, processes=self._config.trainer.processes,
+            fast=self._config.trainer.fast, trial=trial, code=self._config.consent.code,
         )  # fmt: skip
         scratch = self._layout.scratch(plan.run)
         self._looking = OneJob(job, scratch, {"run": plan.run})

@@ -30,9 +30,11 @@ class Workspace:
     @property
     def data(self) -> DataSpec:
         """The site's data as trainers are told of it."""
+        config = self._config
         return DataSpec(
-            source=self._config.data or "", indices=self._config.indices, unreadable=self._config.unreadable
-        )
+            source=config.data or "", indices=config.indices, unreadable=config.unreadable,
+            spill=self._layout.samples, memory_bytes=config.trainer.data_bytes,
+        )  # fmt: skip
 
     def bundle(self, record: RunRecord, step: Step) -> Path:
         """The bundle that a step gives; a deliver step gives the one that it was given."""
@@ -91,6 +93,8 @@ class Workspace:
             recipe=plan.recipe,
             data=self.data,
             device=self._config.device,
+            processes=self._config.trainer.processes,
+            fast=self._config.trainer.fast,
             output=self._layout.output(plan.run, step.id) if step.kind != StepKind.EVALUATE else None,
             keep_pool=directory / "pool" if trains and self._config.keep_pool else None,
             code=self._config.consent.code,

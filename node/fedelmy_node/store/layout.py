@@ -9,6 +9,7 @@
       identity/                key, certificate, the federation's CA
       site.toml                optional: the site's own settings
       scratch/RUN/             where a preparation works; gone when it ends
+      samples/                 for trainers whose samples do not fit into memory: files without names
       runs/RUN/inputs/EDGE     bundles received (EDGE.DIGEST.part while one arrives)
       runs/RUN/steps/STEP/     what a step wrote: bundle, trainer.log, pool/, checkpoints/ until it is done
 
@@ -67,6 +68,11 @@ class Layout:
     def scratch(self, run: RunId) -> Path:
         """Where a preparation works; nothing there outlives it."""
         return self.root / "scratch" / file_stem(run)
+
+    @property
+    def samples(self) -> Path:
+        """Where trainers put what memory does not hold; the files there have no names and go with their process."""
+        return self.root / "samples"
 
     def input(self, run: RunId, edge: EdgeId) -> Path:
         """Where the bundle of an edge is once it was received."""

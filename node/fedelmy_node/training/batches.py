@@ -1,14 +1,16 @@
-"""Batches out of samples in memory: order, augmentation and normalisation, a whole batch at once.
+"""Batches out of samples: order, augmentation and normalisation, a whole batch at once.
 
 Every random number comes from a generator on the CPU that is seeded by where it is used: the order by
 (site, visit, pool member, epoch), the augmentation of a batch by that and the batch's number. So a batch
-is the same whether the epoch ran through or was resumed at it, and whichever device computes.
+is the same whether the epoch ran through or was resumed at it, and whichever device computes. Samples that are not
+where they are computed with, but on disk or in the memory of another device, are read one batch ahead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import torch
@@ -16,8 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedelmy_node.domain.federation import InputFormat, Training
+from fedelmy_node.training.ahead import made_ahead
 from fedelmy_node.training.data.convert import unit_float
 from fedelmy_node.training.data.samples import Samples
+from fedelmy_node.training.ranks import ALONE, Ranks
 from fedelmy_node.training.seeds import derive
 
 __all__ = ["Place", "Batches", "eval_batches", "normalised"]
@@ -42,8 +46,11 @@ class Batches:
         *,
         run_seed: int,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """`ranks`: of several processes, each gets its own part of every batch."""
         self._samples = _resident(samples, device)
+        self._ranks = ranks
         self._wanted = wanted
         self._training = training
         self._run_seed = run_seed
@@ -58,16 +65,32 @@ class Batches:
         """Batches of an epoch; the last one may be smaller."""
         return math.ceil(len(self._samples) / self._training.batch_size)
 
+    def size(self, number: int) -> int:
+        """Samples of a batch, those of other processes included."""
+        return min(self._training.batch_size, len(self._samples) - number * self._training.batch_size)
+
     def epoch(self, place: Place, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised images and labels on the device, from batch `start` of the epoch at `place` on."""
         order = torch.randperm(len(self._samples), generator=_generator(self._run_seed, *place))
         order = order.to(self._samples.labels.device)
-        for number in range(start, len(self)):
-            begin = number * self._training.batch_size
-            chosen = order[begin : begin + self._training.batch_size]
-            images = unit_float(self._samples.images[chosen].to(self._device))
-            images = _augmented(images, self._training.augment, _generator(self._run_seed, *place, number))
-            yield _channels_last(normalised(images, self._wanted)), self._samples.labels[chosen].to(self._device)
+        numbers = range(start, len(self))
+        far = self._samples.on_disk or self._samples.images.device.type != self._device.type
+        read = partial(self._read, order)
+        stored_batches = made_ahead(read, numbers) if far else map(read, numbers)
+        for number, (stored, labels) in zip(numbers, stored_batches, strict=True):
+            images = unit_float(stored.to(self._device, non_blocking=True))
+            generator = _generator(self._run_seed, *place, number, *self._ranks.seed)
+            images = _augmented(images, self._training.augment, generator)
+            yield _channels_last(normalised(images, self._wanted)), labels.to(self._device, non_blocking=True)
+
+    def _read(self, order: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """A batch as it is stored."""
+        begin = number * self._training.batch_size
+        chosen = self._ranks.own(order[begin : begin + self._training.batch_size])
+        images, labels = self._samples.images[chosen], self._samples.labels[chosen]
+        if self._device.type == "cuda" and images.device.type == "cpu":
+            return images.pin_memory(), labels.pin_memory()  # or the copy would not go beside the computation
+        return images, labels
 
 
 def eval_batches(
@@ -97,7 +120,8 @@ def _channels_last(images: Tensor) -> Tensor:
 
 def _resident(samples: Samples, device: torch.device) -> Samples:
     """The samples on the device, unless they would take its memory from the model."""
-    if device.type == "cuda" and samples.images.nbytes > torch.cuda.mem_get_info(device)[0] // 4:
+    too_large = device.type == "cuda" and samples.images.nbytes > torch.cuda.mem_get_info(device)[0] // 4
+    if too_large or device.type == samples.images.device.type:
         return samples
     return Samples(images=samples.images.to(device), labels=samples.labels.to(device))
 

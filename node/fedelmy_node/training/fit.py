@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,7 @@ from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import InputFormat, Select, Training
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.errors import TrainingError
+from fedelmy_node.training.acceleration import Acceleration, Scale
 from fedelmy_node.training.adam import Adam
 from fedelmy_node.training.batches import Batches, Place, eval_batches
 from fedelmy_node.training.data.samples import Samples
@@ -32,6 +33,7 @@ from fedelmy_node.training.flat import FlatModel, Weights
 from fedelmy_node.training.job import Emit
 from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.progress import Progress
+from fedelmy_node.training.ranks import ALONE, Ranks
 from fedelmy_node.training.seeds import derive
 
 __all__ = ["Bench", "FitOrder", "Validation", "Best", "FitState", "Keeper", "fit", "validate"]
@@ -46,7 +48,7 @@ class Bench:
     batches: Batches
     """Of the site's training data."""
     validation: Samples
-    """May be empty; then the last epoch is kept."""
+    """This process's part; if all are empty, the last epoch is kept."""
     input: InputFormat
     """How validation images are normalised."""
     training: Training
@@ -63,6 +65,10 @@ class Bench:
     """Hears of every epoch and every member."""
     progress: Progress
     """Counts the epochs of the whole step."""
+    ranks: Ranks = ALONE
+    """Which of the processes that train together this one is."""
+    speed: Acceleration = field(default_factory=Acceleration)
+    """What is given up for speed; nothing, on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +150,8 @@ class FitState:
     """In those batches."""
     best: Best | None = None
     """None until the first epoch is complete."""
+    scale: Scale | None = None
+    """Of the gradients, with mixed precision; begins anew with every process."""
 
 
 class Keeper(Protocol):
@@ -174,6 +182,7 @@ def fit(
     state = FitState(
         model=bench.model,
         optimizer=Adam(bench.model, bench.training),
+        scale=bench.speed.scale(bench.model.theta.device),
         sums=torch.zeros(3, dtype=torch.float64, device=bench.model.theta.device),
     )
     if keeper is not None:
@@ -204,12 +213,13 @@ def validate(bench: Bench) -> Validation:
     module, device = bench.model.module, bench.model.theta.device
     module.eval()
     counts = torch.zeros(2, bench.loss.classes, dtype=torch.int64, device=device)
-    with torch.inference_mode():
+    with torch.inference_mode(), bench.speed.computing():
         for images, labels in eval_batches(bench.validation, bench.input, device=device):
             right = module(images).argmax(dim=1) == labels
             counts[0] += torch.bincount(labels, minlength=bench.loss.classes)
             counts[1] += torch.bincount(labels[right], minlength=bench.loss.classes)
     module.train()
+    bench.ranks.add_up(counts)
     samples, right = counts.tolist()
     return Validation(samples=tuple(samples), right=tuple(right))
 
@@ -227,24 +237,40 @@ def _train_epoch(
     for images, labels in bench.batches.epoch(place, start=state.batch):
         if bench.progress.first_batch():
             bench.emit(EventKind.BEGUN, {})
-        _seed(model.theta.device, derive(bench.run_seed, *place, state.batch, "model"))
-        model.grad.zero_()
-        with _running_statistics(model.module, only_if=len(labels) == 1):
-            loss = bench.loss(model.module(images), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-        loss = loss.detach()
-        state.sums[0].add_(loss, alpha=len(labels))
+        _seed(model.theta.device, derive(bench.run_seed, *place, state.batch, "model", *bench.ranks.seed))
+        whole = bench.batches.size(state.batch)
+        loss = _gradient(bench, state, images, labels, share=len(labels) / whole)
+        state.sums[0].add_(loss, alpha=whole)
         if regulariser is not None:
-            state.sums[1:].add_(regulariser.add_gradient(model.theta, model.grad, loss), alpha=len(labels))
-        state.optimizer.step()
+            state.sums[1:].add_(regulariser.add_gradient(model.theta, model.grad, loss), alpha=whole)
+        state.optimizer.step(found_inf=state.scale.overflow if state.scale else None)
         state.batch += 1
-        state.samples += len(labels)
+        state.samples += whole
         if keeper is not None:
             keeper.after_batch(order, state)
 
 
+def _gradient(bench: Bench, state: FitState, images: Tensor, labels: Tensor, *, share: float) -> Tensor:
+    """The gradient of a batch's loss, in `model.grad`, and that loss; `share`: of the batch, is this process's."""
+    model = state.model
+    model.grad.zero_()
+    loss = torch.zeros((), device=model.theta.device)
+    if len(labels):
+        with _running_statistics(model.module, only_if=len(labels) == 1):
+            with bench.speed.computing():
+                loss = bench.loss(model.module(images), labels)
+            loss = loss if share == 1 else loss * share
+            (state.scale.up(loss) if state.scale else loss).backward()  # type: ignore[no-untyped-call]
+        loss = loss.detach()
+    bench.ranks.add_up(model.grad, loss)
+    if state.scale:
+        state.scale.down(model.grad)
+    return loss
+
+
 def _close_epoch(bench: Bench, order: FitOrder, state: FitState, regularised: bool) -> None:
     """Judge the epoch, keep it if it is the best so far, tell about it, and move on to the next one."""
+    bench.ranks.agree(state.model)
     finite = state.model.all_finite().view(1)
     *means, is_finite = torch.cat([state.sums / state.samples, finite]).tolist()
     if not (math.isfinite(means[0]) and is_finite):

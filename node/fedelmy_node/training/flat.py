@@ -51,21 +51,22 @@ class FlatModel:
             parameter.grad = self.grad[position:end].view(parameter.shape)
             position = end
         state = module.state_dict(keep_vars=True)
-        self._rest: Final = {name: t.detach() for name, t in state.items() if id(t) not in trained}
+        self.rest: Final = {name: t.detach() for name, t in state.items() if id(t) not in trained}
+        """What the state dict has beside the trained parameters; not a copy."""
 
     def weights(self) -> Weights:
         """A copy of the current values."""
-        return Weights(vector=self.theta.clone(), rest={name: tensor.clone() for name, tensor in self._rest.items()})
+        return Weights(vector=self.theta.clone(), rest={name: tensor.clone() for name, tensor in self.rest.items()})
 
     def load(self, weights: Weights) -> None:
         """Take these values."""
         self.theta.copy_(weights.vector)
-        for name, tensor in self._rest.items():
+        for name, tensor in self.rest.items():
             tensor.copy_(weights.rest[name])
 
     def all_finite(self) -> Tensor:
         """Whether no value is NaN or infinite, buffers included; on the device."""
-        floats = [self.theta, *(tensor for tensor in self._rest.values() if tensor.is_floating_point())]
+        floats = [self.theta, *(tensor for tensor in self.rest.values() if tensor.is_floating_point())]
         return torch.stack([tensor.isfinite().all() for tensor in floats]).all()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -38,6 +38,10 @@ class DataSpec:
     """A file that `fedelmy-launch partition` wrote: the subset of the source that is this site's."""
     unreadable: Literal["refuse", "skip"] = "refuse"
     """What to do with a file that cannot be read: name it and stop, or count it and leave it out."""
+    spill: Path | None = None
+    """A directory for samples that do not fit into memory, while the job runs; None: all of them must fit."""
+    memory_bytes: int | None = None
+    """What samples may take of the memory; None: half of what the machine has available."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +69,10 @@ class Job:
     """A directory of the job's own, where a train step can go on from; None: there are no checkpoints."""
     features: int = 0
     """Test samples whose features an evaluate step draws for the report; 0: none."""
+    processes: int = 1
+    """Processes that train the step together; more than one is outside the promise of equal bytes."""
+    fast: bool = True
+    """On a GPU, mixed precision and the like; a CPU never has them."""
     trial: bool = False
     """prepare: also train a few batches on the device, and report how long they took."""
 

@@ -49,12 +49,18 @@ class Checkpoints:
         emit: Emit,
         stopping: Stopping,
         every_seconds: float = EVERY_SECONDS,
+        *,
+        keeps: bool = True,
     ) -> None:
+        """`keeps`: this process writes them; of several, one does, and all go on from them."""
+        self._keeps = keeps
         self._store = store
         self._emit = emit
         self._stopping = stopping
         self._every_seconds = every_seconds
         found = store.load(model)
+        self.place = found.progress
+        """Where the step goes on: completed fits, epoch, batch."""
         instead = "the step goes on from before" if found.fits or found.underway else "the step begins anew"
         for problem in found.problems:
             self._warn(f"{problem}; {instead}")
@@ -82,7 +88,7 @@ class Checkpoints:
         hopeless = isinstance(error, TrainingError)
         self._writer.close(finish=error is not None and not hopeless)
         self._tell_problem()
-        if hopeless:
+        if hopeless and self._keeps:
             self._store.clear()
         elif error is None and self._last is not None:
             self._tell_resumed(self._last, epoch=self._last.epochs, batch=0)
@@ -93,8 +99,9 @@ class Checkpoints:
             best = self._take(bench, order)
             if best is None:
                 best = fit(bench, order, start, regulariser, keeper=self)
-                self._done.append(Done.of(order, best))
-                self._save(lambda: None)
+                if self._keeps:
+                    self._done.append(Done.of(order, best))
+                    self._save(lambda: None)
         return best
 
     def begin(self, order: FitOrder, state: FitState) -> None:
@@ -141,6 +148,8 @@ class Checkpoints:
 
     def _save(self, capture: Callable[[], Underway | None]) -> None:
         """Have the writer make a checkpoint of the present moment."""
+        if not self._keeps:
+            return
         self._tell_problem()
         self._writer.offer(lambda: _Snapshot(fits=tuple(self._done), underway=capture()))
         self._saved_at = time.monotonic()

@@ -23,25 +23,29 @@ from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Recipe, Training
 from fedelmy_node.errors import BundleError, ConfigError, RunError
 from fedelmy_node.training import models, strategies
+from fedelmy_node.training.acceleration import acceleration
 from fedelmy_node.training.arrivals import MODEL_GROUP, Received, groups_of, mean_of, receive
 from fedelmy_node.training.batches import Batches, eval_batches
 from fedelmy_node.training.bundle import bundle_bytes, manifest_of, write_bundle
 from fedelmy_node.training.checkpoint import job_key
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.data.site import SiteData, open_data
+from fedelmy_node.training.data.storage import available_bytes
 from fedelmy_node.training.features import embedding
 from fedelmy_node.training.fit import Bench, fit, validate
 from fedelmy_node.training.flat import FlatModel, Weights
-from fedelmy_node.training.job import Emit, Job, Outcome
+from fedelmy_node.training.job import DataSpec, Emit, Job, Outcome
 from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.metrics import evaluate
 from fedelmy_node.training.models import build
 from fedelmy_node.training.pool import distances_between
 from fedelmy_node.training.progress import Progress
+from fedelmy_node.training.ranks import ALONE, Ranks
 from fedelmy_node.training.resume import Checkpoints
 from fedelmy_node.training.seeds import derive
 from fedelmy_node.training.stopping import Stopping
 from fedelmy_node.training.strategies import is_weighted, settings_for, strategy_for
+from fedelmy_node.training.team import meeting_place
 from fedelmy_node.training.work import Work
 
 __all__ = ["Loaded", "load", "run"]
@@ -68,6 +72,8 @@ class Loaded:
     """The tensors that every bundle of the job's recipe has."""
     seconds: float
     """How long loading took."""
+    ranks: Ranks = ALONE
+    """Which of the processes that do the job together this one is."""
 
     @property
     def data(self) -> SiteData:
@@ -86,16 +92,17 @@ class Loaded:
         return {**sizes, "seconds": round(self.seconds, 3)}
 
 
-def load(job: Job) -> Loaded:
+def load(job: Job, ranks: Ranks = ALONE) -> Loaded:
     """Do everything that does not need the step's inputs."""
     began = time.monotonic()
-    recipe, device = job.recipe, _device(job.device)
-    _set_determinism(device, recipe.training)
+    recipe, device = job.recipe, _device(job.device, ranks)
+    _set_determinism(device, recipe.training, ranks)
     settings = settings_for(recipe.strategy)
     seed = None if job.kind == "prepare" else _initial_seed(job)
     module = build(recipe.model, recipe.task, seed, code=job.code)
     model = FlatModel(module if seed is None else module.to(device))
-    opened = None if job.kind == "merge" else open_data(job.data, recipe.task, seed=recipe.seed, site=job.site)
+    spec = _shared(job.data, ranks)
+    opened = None if job.kind == "merge" else open_data(spec, recipe.task, seed=recipe.seed, site=job.site)
     seen = 0 if is_weighted(recipe.strategy) else None
     return Loaded(
         job=job,
@@ -105,16 +112,18 @@ def load(job: Job) -> Loaded:
         initial=model.weights(),
         manifest=manifest_of(groups_of(model, seen), recipe.wire_dtype),
         seconds=time.monotonic() - began,
+        ranks=ranks,
     )
 
 
 def run(loaded: Loaded, inputs: Sequence[Path], emit: Emit, stopping: Stopping | None = None) -> Outcome:
     """Do the job with its inputs, bundles in the order of the plan; `stopping` may end it early."""
-    _set_determinism(_device(loaded.job.device), loaded.job.recipe.training)  # other jobs may have come between
+    job, ranks = loaded.job, loaded.ranks
+    _set_determinism(_device(job.device, ranks), job.recipe.training, ranks)  # other jobs may have come between
     if loaded.opened is not None and loaded.opened.left_out:
         message = f"{loaded.opened.left_out} file(s) of this site's data cannot be read and are left out"
         emit(EventKind.WARNING, {"code": "E-DATA-UNREADABLE", "message": message})
-    match loaded.job.kind:
+    match job.kind:
         case "prepare":
             return _prepare(loaded)
         case "evaluate":
@@ -122,6 +131,7 @@ def run(loaded: Loaded, inputs: Sequence[Path], emit: Emit, stopping: Stopping |
         case "merge":
             return _merge(loaded, inputs)
         case "train":
+            ranks.join(meeting_place(job), loaded.model.theta.device)
             with _checkpoints(loaded, inputs, emit, stopping or Stopping()) as checkpoints:
                 return _train(loaded, inputs, emit, checkpoints)
 
@@ -135,7 +145,7 @@ def _prepare(loaded: Loaded) -> Outcome:
         "left_out": loaded.data.left_out,
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "device": str(_device(loaded.job.device)),
+        "device": str(_device(loaded.job.device, Ranks(loaded.job.processes - 1, loaded.job.processes))),
         "parameters": loaded.model.parameters,
         "bundle_bytes": bundle_bytes(groups, loaded.job.recipe.wire_dtype),
     }
@@ -162,16 +172,20 @@ def _checkpoints(
     if job.checkpoints is None:
         return nullcontext()
     store = CheckpointStore(job.checkpoints, job_key(job, inputs, _sizes(loaded.data)))
-    return Checkpoints(store, loaded.model, emit, stopping)
+    checkpoints = Checkpoints(store, loaded.model, emit, stopping, keeps=loaded.ranks.first)
+    loaded.ranks.require_equal(checkpoints.place, loaded.model.theta.device)
+    return checkpoints
 
 
 def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Checkpoints | None) -> Outcome:
     job, recipe, model = loaded.job, loaded.job.recipe, loaded.model
-    device = model.theta.device
+    device, ranks = model.theta.device, loaded.ranks
+    wanted, training = recipe.task.input, recipe.training
+    batches = Batches(loaded.data.train, wanted, training, run_seed=recipe.seed, device=device, ranks=ranks)
     bench = Bench(
         model=model,
-        batches=Batches(loaded.data.train, recipe.task.input, recipe.training, run_seed=recipe.seed, device=device),
-        validation=loaded.data.validation,
+        batches=batches,
+        validation=ranks.share(loaded.data.validation),
         input=recipe.task.input,
         training=recipe.training,
         loss=Loss(recipe.training.loss, loaded.data.train.labels, len(recipe.task.classes), device),
@@ -180,7 +194,10 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Chec
         visit=job.visit,
         emit=emit,
         progress=Progress(),
+        ranks=ranks,
+        speed=acceleration(device, fast=job.fast, batches=training.epochs * len(batches)),
     )
+    bench.speed.prepare(model.module)
     received = [_receive(loaded, path) for path in inputs]
     work = Work(
         bench,
@@ -213,6 +230,8 @@ def _written(loaded: Loaded, result: Weights, seen: int) -> Outcome:
     """The step's bundle."""
     job, model = loaded.job, loaded.model
     assert job.output is not None, "a step that makes a model says where its bundle goes"
+    if not loaded.ranks.first:
+        return Outcome()
     model.load(result)
     groups = groups_of(model, seen if loaded.weighted else None)
     sha256, size = write_bundle(job.output, groups, job.recipe.wire_dtype)
@@ -264,32 +283,40 @@ def _check_change(initial: Weights, received: Weights, limit: float) -> None:
 
 def _keep(loaded: Loaded, member: int, weights: Weights) -> None:
     """Write a pool member beside the step, if the site asked for that."""
-    if loaded.job.keep_pool is not None:
+    if loaded.job.keep_pool is not None and loaded.ranks.first:
         loaded.model.load(weights)
         loaded.job.keep_pool.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = loaded.job.keep_pool / f"member-{member:03d}.safetensors"
         write_bundle(path, {MODEL_GROUP: loaded.model.state_dict()}, "float32")
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, ranks: Ranks = ALONE) -> torch.device:
     """The device of that name, which this machine must have; `auto` is the GPU if there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
         hint = "Use cpu, cuda, cuda:N or auto."
         raise ConfigError("E-CONFIG-DEVICE", f"{name!r} is not a device", hint=hint)
-    device = torch.device(name)
+    device = ranks.device(torch.device(name))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError("E-CONFIG-DEVICE", f"this machine has no device {name!r} that torch can use")
+        raise ConfigError("E-CONFIG-DEVICE", f"this machine has no device '{device}' that torch can use")
     return device
 
 
-def _set_determinism(device: torch.device, training: Training) -> None:
+def _set_determinism(device: torch.device, training: Training, ranks: Ranks) -> None:
     """Equal bytes on a CPU are promised; a GPU is left as fast as it is."""
-    torch.set_num_threads(training.threads)
+    torch.set_num_threads(max(1, training.threads // ranks.count))
     torch.use_deterministic_algorithms(device.type == "cpu")
     # Filling every new tensor with NaN is for finding faults, and costs a pass over memory each time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _shared(data: DataSpec, ranks: Ranks) -> DataSpec:
+    """The data for one of several processes, each of which holds all samples: memory is shared out."""
+    if ranks.count == 1:
+        return data
+    memory = available_bytes() // 2 if data.memory_bytes is None else data.memory_bytes
+    return replace(data, memory_bytes=memory // ranks.count)
 
 
 def _initial_seed(job: Job) -> int:

@@ -5,9 +5,10 @@
               {"done": {...}}  or                                           the last line
               {"error": {"code", "message", "hint", "private"}}
 
-Exit codes: 0 done; 1 the error was reported; 3 the daemon is gone; 143 SIGTERM. The end of stdin means that
-the daemon is gone or wants no more: the process ends at once, so it never outlives its daemon. SIGTERM ends it at
-once, too, unless it trains with checkpoints: then it finishes its batch and writes one first.
+Exit codes: 0 done; 1 the error was reported; 3 the daemon is gone; 4 another process of this trainer is gone; 143
+SIGTERM. The end of stdin means that the daemon is gone or wants no more: the process ends at once, so it never outlives
+its daemon. SIGTERM ends it at once, too, unless it trains with checkpoints: then it finishes its batch and writes one
+first. With `--rank N` it is one of several processes of a trainer (`team.py`): the first one is its daemon.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,12 +34,15 @@ from fedelmy_node.domain.events import EventKind
 from fedelmy_node.errors import FedelmyError, InternalError, TrainingError
 from fedelmy_node.training.job import Job
 from fedelmy_node.training.stopping import Stopping, Terminated
+from fedelmy_node.training.team import Team, meeting_place
 
-__all__ = ["main", "EXIT_ERROR", "EXIT_ORPHANED", "EXIT_TERMINATED"]
+__all__ = ["main", "EXIT_ERROR", "EXIT_ORPHANED", "EXIT_TEAM", "EXIT_TERMINATED"]
 
 EXIT_ERROR: Final = 1
 EXIT_ORPHANED: Final = 3
+EXIT_TEAM: Final = 4
 EXIT_TERMINATED: Final = 128 + signal.SIGTERM
+_COMMON_END_SECONDS: Final = 5.0
 
 
 class Line:
@@ -47,7 +52,9 @@ class Line:
         self._commands_fd = commands_fd
         self._events_fd = events_fd
         self._commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._closing = False
+        self.ended = threading.Event()
+        """The last line is sent."""
+        self._one_at_a_time = threading.Lock()
         threading.Thread(target=self._watch, name="daemon-watch", daemon=True).start()
 
     def receive(self, kind: str) -> Any:
@@ -60,13 +67,17 @@ class Line:
 
     def send(self, message: Mapping[str, Any], *, last: bool = False) -> None:
         """Write one line; after the last one the daemon may close its end without ending this process."""
-        self._closing = self._closing or last
         text = json.dumps(_finite(encode(message)), allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        try:
-            while text:
-                text = text[os.write(self._events_fd, text) :]
-        except BrokenPipeError:
-            os._exit(EXIT_ORPHANED)
+        with self._one_at_a_time:
+            if self.ended.is_set():
+                return  # of several processes that fail together, the first word counts
+            if last:
+                self.ended.set()
+            try:
+                while text:
+                    text = text[os.write(self._events_fd, text) :]
+            except BrokenPipeError:
+                os._exit(EXIT_ORPHANED)
 
     def _watch(self) -> None:
         buffer = b""
@@ -74,7 +85,7 @@ class Line:
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
                 self._commands.put(line)
-        if not self._closing:
+        if not self.ended.is_set():
             os._exit(EXIT_ORPHANED)
 
 
@@ -83,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Started by the daemon, not by people.")
     parser.add_argument("--events-fd", type=int, required=True)
     parser.add_argument("--about", default="", help="site, run and step, for whoever reads the log or lists processes")
+    parser.add_argument("--rank", type=int, default=0, help="which process of several; the first is 0")
     given = parser.parse_args(arguments)
     events_fd = given.events_fd
     _configure_logging(given.about)
@@ -91,8 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.set_inheritable(events_fd, False)
     stopping = Stopping()
     try:
-        signal.signal(signal.SIGTERM, lambda *_: stopping.ask())
-        _do(line, stopping)
+        # Of several processes the first decides when to end, and writes a checkpoint; the others end with it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if given.rank else lambda *_: stopping.ask())
+        _do(line, stopping, given.rank, given.about)
     except Terminated:
         return EXIT_TERMINATED
     except FedelmyError as error:
@@ -116,19 +129,42 @@ def _configure_logging(about: str) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def _do(line: Line, stopping: Stopping) -> None:
+def _do(line: Line, stopping: Stopping, rank: int = 0, about: str = "") -> None:
     job = decode(Job, line.receive("job"), "job")
+    count = job.processes if job.kind == "train" else 1
+    team = Team(job, about, partial(_fail_together, line)) if count > 1 and rank == 0 else None
     # Imports torch, which takes seconds: not before the job is known to be one.
+    from fedelmy_node.training.ranks import Ranks
     from fedelmy_node.training.step import load, run
 
-    loaded = load(job)
+    loaded = load(job, Ranks(rank, count))
     line.send({"ready": loaded.summary})
     inputs = tuple(Path(path) for path in line.receive("go")["inputs"])
 
     def emit(kind: EventKind, data: Mapping[str, Any]) -> None:
         line.send({"event": kind.value, "data": data})
 
-    line.send({"done": run(loaded, inputs, emit, stopping)}, last=True)
+    if team is not None:
+        team.go(inputs)
+    outcome = run(loaded, inputs, emit if rank == 0 else _silent, stopping)
+    line.send({"done": outcome}, last=True)
+    if team is not None:
+        team.close()
+        meeting_place(job).unlink(missing_ok=True)
+
+
+def _silent(kind: EventKind, data: Mapping[str, Any]) -> None:
+    """The first process tells it."""
+
+
+def _fail_together(line: Line, problem: Mapping[str, Any] | None) -> None:
+    """Another process of this trainer failed or is gone; this one waits for it and cannot go on."""
+    if problem is not None:
+        # What all of them compute alike, such as a divergence, ends this one, too: it then removes its checkpoints.
+        line.ended.wait(_COMMON_END_SECONDS)
+        line.send({"error": problem}, last=True)
+        os._exit(EXIT_ERROR)
+    os._exit(EXIT_TEAM)
 
 
 def _fail(line: Line, error: FedelmyError) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from fedelmy_node.errors import TrainingError
+from fedelmy_node.training.acceleration import acceleration
 from fedelmy_node.training.adam import Adam
 from fedelmy_node.training.batches import Batches, eval_batches
 from fedelmy_node.training.data.site import SiteData
@@ -54,7 +55,7 @@ def trial(job: Job, data: SiteData, device: torch.device) -> dict[str, Any]:
 
 def _timed(model: FlatModel, batches: Batches, job: Job, device: torch.device) -> list[float]:
     optimizer, began = Adam(model, job.recipe.training), time.monotonic()
-    classes = len(job.recipe.task.classes)
+    classes, speed = len(job.recipe.task.classes), acceleration(device, fast=job.fast, batches=0)
     loss = Loss(job.recipe.training.loss, batches.labels, classes, device)
     model.module.train(len(batches) > 1 or job.recipe.training.batch_size > 1)
     seconds: list[float] = []
@@ -66,7 +67,9 @@ def _timed(model: FlatModel, batches: Batches, job: Job, device: torch.device) -
         for images, labels in islice(batches.epoch(place), _BATCHES - len(seconds)):
             if len(labels) > 1:  # one sample has no statistics; `fit` knows what to do with it
                 model.grad.zero_()
-                loss(model.module(images), labels).backward()  # type: ignore[no-untyped-call]
+                with speed.computing():
+                    value = loss(model.module(images), labels)
+                value.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             _wait_for(device)
             now = time.monotonic()

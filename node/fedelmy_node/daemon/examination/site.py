@@ -181,12 +181,16 @@ class SiteExamination:
     def _look(self, recipe: Recipe, site: SiteName, *, trial: bool) -> Outcome:
         """Have a trainer open the data; unreadable files are counted, whatever the site does with them in a run."""
         config = self._config
-        data = DataSpec(source=config.data or "", indices=config.indices, unreadable="skip")
+        scratch = Path(tempfile.mkdtemp(prefix="fedelmy-doctor-"))
+        data = DataSpec(
+            source=config.data or "", indices=config.indices, unreadable="skip",
+            spill=self._layout.place, memory_bytes=config.trainer.data_bytes,
+        )  # fmt: skip
         job = Job(
-            kind="prepare", site=site, visit=0, recipe=recipe, data=data, device=config.device, trial=trial,
+            kind="prepare", site=site, visit=0, recipe=recipe, data=data, device=config.device,
+            processes=config.trainer.processes, fast=config.trainer.fast, trial=trial,
             code=config.consent.code,
         )  # fmt: skip
-        scratch = Path(tempfile.mkdtemp(prefix="fedelmy-doctor-"))
         looking = OneJob(job, scratch)
         try:
             return looking.run()

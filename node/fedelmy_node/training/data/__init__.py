@@ -7,7 +7,8 @@
     own          functions of installed packages and of sites    numpy
     indices      the file that names a subset of a source        standard library
     convert      stored values -> the federation's input format  torch
-    samples      samples in memory; unreadable files             torch
+    storage      in memory, or on disk what does not fit          torch
+    samples      samples as tensors; unreadable files            torch
     site         `open_data`: subset, classes, split             torch
 
 This module and `indices` stay free of torch, numpy, Pillow and scikit-learn: the daemon and the launcher

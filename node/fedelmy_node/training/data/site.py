@@ -15,6 +15,7 @@ import difflib
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,8 @@ from fedelmy_node.errors import DataError, TrainingError
 from fedelmy_node.training.data import Source, parse_source
 from fedelmy_node.training.data.indices import read_indices
 from fedelmy_node.training.data.raw import RawData, load_source
-from fedelmy_node.training.data.samples import Samples, read_samples
+from fedelmy_node.training.data.samples import Reading, Samples, read_samples
+from fedelmy_node.training.data.storage import Storage
 from fedelmy_node.training.job import DataSpec
 from fedelmy_node.training.seeds import derive
 
@@ -51,10 +53,13 @@ class SiteData:
     """Files that could not be read and were skipped."""
     unreadable: tuple[str, ...] = ()
     """The first of them, by name; these stay at the site."""
+    on_disk: int = 0
+    """Bytes of samples that memory does not hold."""
 
 
 def open_data(spec: DataSpec, task: Task, *, seed: int, site: SiteName) -> SiteData:
-    """Read a site's samples into memory, as the federation's task wants them."""
+    """Read a site's samples, as the federation's task wants them: into memory, or onto disk what does not fit."""
+    reading = Reading(storage=Storage(spec.spill, spec.memory_bytes))
     source = parse_source(spec.source)
     raw = load_source(source)
     positions = _site_positions(spec, source, raw, site)
@@ -63,21 +68,22 @@ def open_data(spec: DataSpec, task: Task, *, seed: int, site: SiteName) -> SiteD
 
     generator = torch.Generator().manual_seed(derive(seed, site, "split"))
     positions = positions[torch.randperm(len(positions), generator=generator).numpy()]
-    names: list[str] = []
-    pool, left_out = read_samples(raw.pool, positions, numbers, task.input, unreadable=spec.unreadable, names=names)
+    read = partial(read_samples, numbers=numbers, wanted=task.input, unreadable=spec.unreadable, reading=reading)
+    pool, left_out = read(raw.pool, positions)
     if raw.test is None:
         tested, validated, _ = split_sizes(len(pool), own_test=False)
         test = pool.part(0, tested)
     else:
         tested, validated, _ = split_sizes(len(pool), own_test=True)
         everything = np.arange(len(raw.test.labels))
-        test, more = read_samples(raw.test, everything, numbers, task.input, unreadable=spec.unreadable, names=names)
+        test, more = read(raw.test, everything)
         left_out += more
         if len(test) == 0:
             raise DataError("E-DATA-EMPTY", "nothing in the source's own test set can be read")
     validation = pool.part(tested, tested + validated)
     train = pool.part(tested + validated, len(pool))
-    return replace(_site_data(train, validation, test, task.classes, left_out), unreadable=tuple(names))
+    data = _site_data(train, validation, test, task.classes, left_out)
+    return replace(data, unreadable=tuple(reading.names), on_disk=reading.storage.on_disk)
 
 
 def split_sizes(samples: int, *, own_test: bool) -> tuple[int, int, int]:
