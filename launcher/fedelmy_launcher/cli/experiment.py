@@ -141,7 +141,7 @@ def _introduce(session: Session, left: int, directory: Path) -> None:
 
 def _dry_run(session: Session, left: list[Prepared], directory: Path, *, as_json: bool) -> int:
     from fedelmy_launcher.experiments.session import Work
-    from fedelmy_launcher.live.marks import duration_text
+    from fedelmy_node.domain.narration import duration_text
 
     if not as_json:
         _introduce(session, len(left), directory)

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedelmy_launcher.experiments.outcome import Statistic
 from fedelmy_launcher.experiments.table import shown
-from fedelmy_launcher.live.marks import duration_text
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.domain.names import StepId
+from fedelmy_node.domain.narration import duration_text
 from fedelmy_node.errors import FedelmyError
 
 __all__ = ["Screen", "Pace", "open_experiment_screen"]
