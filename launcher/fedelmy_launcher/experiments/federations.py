@@ -1,6 +1,6 @@
 """A cell becomes a federation: its sites are parts of the data at hand, or the sites of a real federation.
 
-The sites of a data set with one domain are parts of it, `site-01`, `site-02` and so on. Where there are several
+The sites of a data set with one domain are parts of it, `site-1`, `site-2` and so on. Where there are several
 domains, a site has one of them, or a part of one if there are more sites than domains: they then take turns.
 """
 
@@ -152,7 +152,8 @@ def _parts(found: Given, sites: SitesTable, seed: int) -> dict[str, tuple[str, N
     if sites.method != "domains":
         source = found.sources[""]
         pieces = _cut(source, sites.count, sites.method, sites.alpha, sites.samples, seed)
-        return {f"site-{number:02d}": (source, piece) for number, piece in enumerate(pieces, start=1)}
+        digits = len(str(sites.count))
+        return {f"site-{number:0{digits}d}": (source, piece) for number, piece in enumerate(pieces, start=1)}
     domains = sites.domains or tuple(found.sources)
     unknown = [domain for domain in domains if domain not in found.sources]
     if unknown or sites.count % len(domains):
