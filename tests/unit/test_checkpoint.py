@@ -62,6 +62,9 @@ class Hooked:
     def __len__(self):
         return len(self._batches)
 
+    def size(self, number):
+        return self._batches.size(number)
+
     def epoch(self, place, *, start=0):
         for batch in self._batches.epoch(place, start=start):
             self._number += 1
