@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from testbed import Bed, launched
+from testbed import COMMAND_SECONDS, Bed, launched
 
 NAMES = ("north", "south", "west")
 SKIP = '\non_unreachable = "skip"\npatience = "3s"'
@@ -58,14 +58,14 @@ def wait_for(launcher: subprocess.Popen[str], kind: str, site: str) -> dict[str,
 
 def the_rest(launcher: subprocess.Popen[str]) -> dict[str, Any]:
     """The last line of a launcher that is left to come to its end."""
-    out, err = launcher.communicate(timeout=150)
+    out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert out, err
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 
 
 def test_a_mesh_gives_the_bytes_of_simulation_though_a_site_is_killed(bed: Bed) -> None:
-    write(bed, "mesh", epochs=20)
+    write(bed, "mesh", epochs=6)
     simulated = bed.launch("simulate", "--json").ok().json
     with launched(bed, "mesh") as launcher:
         wait_for(launcher, "epoch", "south")
@@ -99,7 +99,7 @@ def test_groups_give_the_bytes_of_simulation(bed: Bed) -> None:
 
 def test_a_mesh_goes_on_without_a_site_that_stays_away(bed: Bed) -> None:
     """Last: one daemon stays dead. Who is left has the mean of who is left."""
-    write(bed, "mesh", more=SKIP, epochs=20)
+    write(bed, "mesh", more=SKIP, epochs=6)
     with launched(bed, "skipped") as launcher:
         wait_for(launcher, "epoch", "west")
         bed.sites["west"].kill()

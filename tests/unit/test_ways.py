@@ -300,6 +300,13 @@ def test_a_site_of_a_mesh_that_was_left_out_in_one_round_is_not_waited_for_in_th
     assert useless(b.record, set()) == []
 
 
+def test_nobody_begins_anew_because_a_neighbour_says_that_it_was_left_out() -> None:
+    b = Site("b")
+    edge = EdgeId("train.1@a>train.2@b")
+    take_words(b.journal, b.record, {SiteName("a"): NeighbourState(state=RunState.DONE, left_out=(edge,))})
+    assert b.record.way(StepId("train.2@b"), StepId("train.1@a")) is None and b.state(edge) == EdgeState.WAITING
+
+
 def test_a_sender_answers_for_every_head_behind_a_dead_site() -> None:
     policies = [
         {"name": name, "address": "127.0.0.1:1", "on_unreachable": "skip" if name == "c" else "wait"} for name in "abcd"

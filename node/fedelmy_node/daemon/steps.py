@@ -78,6 +78,8 @@ class Steps:
             assignment, inputs = following
             self._journal.set_step(assignment.run, assignment.step.id, StepState.RUNNING)
             self.device.go(assignment, inputs)
+            if assignment.step.kind == StepKind.MERGE:  # it takes a moment, and tells of no progress
+                self._announce(assignment)
 
     def warm_up(self, record: RunRecord, step: Step) -> None:
         """Load for `step`, or, if it computes nothing, for the step here that follows it."""
@@ -160,10 +162,12 @@ class Steps:
         self._advance(run)
 
     def _tell_if_near(self, assignment: Assignment, data: Mapping[str, Any]) -> None:
-        """Near the end of a step, whoever needs its output starts to load: neighbours and this site itself."""
         eta = data.get("eta_seconds")
-        if eta is None or eta > _NEAR_SECONDS:
-            return
+        if eta is not None and eta <= _NEAR_SECONDS:
+            self._announce(assignment)
+
+    def _announce(self, assignment: Assignment) -> None:
+        """Near the end of a step, whoever needs its output starts to load: neighbours and this site itself."""
         record = self._journal.run(assignment.run)
         near = {(assignment.run, edge.id) for edge in edges_after(record.slice, assignment.step)}
         if not near <= self._near:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from fedelmy_node.domain.events import EdgeState
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.domain.plan import Edge, Shortcut
+from fedelmy_node.domain.plan import Edge, Shortcut, StepKind
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.domain.transfer import Origin, Skip
 from fedelmy_node.store.journal import Journal
@@ -34,15 +34,16 @@ def take_words(journal: Journal, record: RunRecord, words: Mapping[SiteName, Nei
         if any(edges[edge].state not in (EdgeState.DONE, EdgeState.CLOSED) for edge in closed):
             journal.set_edges(run, closed, EdgeState.CLOSED)
         for edge in record.slice.edges_in:
-            if edge.sender == site and edge.id in told.left_out and record.way(edge.target, edge.need) is None:
+            said = edge.sender == site and edge.id in told.left_out and edge.carries == StepKind.MERGE
+            if said and record.way(edge.target, edge.need) is None:
                 _merge_without(journal, record, edge)
 
 
 def _merge_without(journal: Journal, record: RunRecord, edge: Edge) -> None:
     """The site that an input should come from was left out and says so: it is not waited for until it is silent."""
     ways = record.slice.ways_to(edge.target, edge.need)
-    spare = next((way for way in ways if isinstance(way, Shortcut) and way.skips == (edge.source,)), None)
-    if spare is None:  # somebody else has the input, or should have it
+    spare = next((way for way in ways if way.source is None and way.skips == (edge.source,)), None)
+    if not isinstance(spare, Shortcut):  # somebody else has the input, or should have it
         journal.set_edges(record.slice.run, [edge.id], EdgeState.CLOSED)
         return
     message = f"{edge.sender} says that it was left out itself"
