@@ -74,7 +74,7 @@ def test_a_merge_of_fedavg_weighs_by_samples_and_any_other_does_not(tmp_path):
     one, other = map(model_of, made)
     for name, tensor in model_of(merged).items():
         assert torch.equal(tensor, ((one[name].double() * 3 + other[name].double()) / 4).float())
-    assert read_bundle(merged)["seen"]["samples"].tolist() == [4]
+    assert read_bundle(merged)["seen"]["samples"].tolist() == [0], "the next round counts anew"
     plain = [done("train", with_strategy("fedseq"), tmp_path / site, site=site) for site in ("north", "south")]
     merged = done("merge", with_strategy("fedseq"), tmp_path / "merged", *plain)
     one, other = map(model_of, plain)
@@ -85,15 +85,27 @@ def test_a_merge_of_fedavg_weighs_by_samples_and_any_other_does_not(tmp_path):
 @pytest.mark.parametrize("name", ["fedseq", "fedavg", "fedelmy"])
 def test_a_merge_of_one_is_that_one(tmp_path, name):
     made = done("train", with_strategy(name), tmp_path / "made")
-    assert done("merge", with_strategy(name), tmp_path / "merged", made).read_bytes() == made.read_bytes()
+    merged = done("merge", with_strategy(name), tmp_path / "merged", made)
+    assert all(torch.equal(model_of(merged)[key], tensor) for key, tensor in model_of(made).items())
+    assert is_weighted(StrategySpec(name=name)) or merged.read_bytes() == made.read_bytes()
 
 
-@pytest.mark.parametrize("seen", [0, -5, 2**60])
+@pytest.mark.parametrize("seen", [-5, 2**60])
 def test_a_count_that_cannot_be_is_refused(tmp_path, seen):
     made = done("train", with_strategy("fedavg"), tmp_path / "made")
     write_bundle(made, read_bundle(made) | {"seen": {"samples": torch.tensor([seen])}}, "float32")
     with pytest.raises(BundleError, match="E-BUNDLE-FORMAT"):
         done("merge", with_strategy("fedavg"), tmp_path / "merged", made)
+
+
+def test_the_next_round_weighs_what_was_trained_in_it(tmp_path):
+    """Else every model would weigh nearly the same after some rounds."""
+    weighing = with_strategy("fedavg")
+    merged = done("merge", weighing, tmp_path / "merged", done("train", weighing, tmp_path / "made"))
+    again = done("train", weighing, tmp_path / "again", merged)
+    assert read_bundle(again)["seen"] == read_bundle(tmp_path / "made")["seen"]
+    with pytest.raises(BundleError, match="E-BUNDLE-FORMAT"):
+        done("merge", weighing, tmp_path / "mixed", merged, again)
 
 
 def test_a_merge_needs_inputs_and_no_data(tmp_path):

@@ -1,7 +1,8 @@
 """What a step is given: the models in its inputs, and how many samples each has seen where the strategy weighs by that.
 
 A bundle of a weighing strategy has a second group with that one count. It adds up along a chain: what arrives at the
-end of a group of sites weighs as much as all that trained it.
+end of a group of sites weighs as much as all that trained it. A merge begins it anew: what weighs in the next round is
+what was trained in that round, or in time all would weigh the same.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Received:
 
     weights: Weights
     seen: int
-    """Samples that the model was trained on, on its whole way; 0 where bundles do not say so."""
+    """Samples that the model was trained on since the last merge; 0 after a merge, or where bundles do not say so."""
 
 
 def groups_of(model: FlatModel, seen: int | None) -> Groups:
@@ -55,7 +56,7 @@ def receive(path: Path, model: FlatModel, manifest: Sequence[TensorInfo]) -> Rec
     seen = 0
     if _SEEN_GROUP in groups:
         seen = int(groups[_SEEN_GROUP][_SAMPLES])
-        if not 0 < seen <= _MOST:
+        if not 0 <= seen <= _MOST:
             raise BundleError("E-BUNDLE-FORMAT", f"a model cannot have seen {seen} samples")
     return Received(weights=model.weights(), seen=seen)
 
@@ -63,4 +64,6 @@ def receive(path: Path, model: FlatModel, manifest: Sequence[TensorInfo]) -> Rec
 def mean_of(received: Sequence[Received]) -> Weights:
     """Every model alike, or, where bundles say so, by the samples that it has seen."""
     counts = [one.seen for one in received]
+    if any(counts) and not all(counts):
+        raise BundleError("E-BUNDLE-FORMAT", "one of the models to be merged does not say how many samples it has seen")
     return mean_weights([one.weights for one in received], counts if all(counts) else None)

@@ -223,7 +223,7 @@ def _merge(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
     if not inputs:
         raise RunError("E-RUN-PLAN", "a merge step has no input")
     received = [_receive(loaded, path) for path in inputs]
-    return _written(loaded, mean_of(received), sum(one.seen for one in received))
+    return _written(loaded, mean_of(received), 0)
 
 
 def _written(loaded: Loaded, result: Weights, seen: int) -> Outcome:
