@@ -92,6 +92,8 @@ class Streams:
                         if event.kind == EventKind.RUN:
                             is_final = RunState(event.data["state"]).is_final
                         self._tell(event)
+                        if self._stopped.is_set():
+                            return  # whatever the site still has to say: there are sites that never end
                     if is_final:
                         return
                     raise PeerError("E-PEER-UNREACHABLE", f"the node of {site} shuts down")
