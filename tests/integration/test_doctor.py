@@ -208,7 +208,7 @@ def test_clock_skew(north: Path, south: Node, monkeypatch: pytest.MonkeyPatch) -
     answers(south, monkeypatch, clock=time.time() - 7200)
     found = wrong(peer(north, south.address), "peer")
     assert (found["check"], found["verdict"], found["code"]) == ("clock", "warning", "E-PEER-CLOCK")
-    assert "2 hours behind" in found["message"] and "set-ntp" in found["fix"]
+    assert "2 h 0 min behind" in found["message"] and "set-ntp" in found["fix"]
 
 
 def test_version_mismatch(north: Path, south: Node, monkeypatch: pytest.MonkeyPatch) -> None:

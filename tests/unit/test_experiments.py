@@ -159,7 +159,7 @@ def test_a_cell_is_a_federation_with_the_parts_of_its_data() -> None:
     cell = prepared()
     recipe = cell.federation.recipe
     assert recipe.seed == 0 and recipe.training.epochs == 4 and recipe.strategy.settings["pool_size"] == 2
-    assert [member.name for member in cell.federation.members] == ["site-01", "site-02", "site-03"]
+    assert [member.name for member in cell.federation.members] == ["site-1", "site-2", "site-3"]
     assert sum(len(positions) for _, positions in cell.parts.values()) == 1797
     # The digits have no test set of their own: every site's tenth is measured on.
     assert cell.federation.deliver == "all"
