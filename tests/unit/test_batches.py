@@ -12,6 +12,7 @@ from torch.nn import functional
 from fedelmy_node.domain.federation import InputFormat, Training
 from fedelmy_node.training.batches import Batches, Place, eval_batches, normalised
 from fedelmy_node.training.data.samples import Samples
+from fedelmy_node.training.ranks import Ranks
 
 CPU = torch.device("cpu")
 HERE: Place = ("north", 0, 2, 5)
@@ -185,3 +186,10 @@ def test_large_images_are_evaluated_in_smaller_batches() -> None:
     samples = Samples(images=images, labels=torch.arange(200))
     first, _ = next(eval_batches(samples, _format(samples), device=CPU))
     assert 1 <= len(first) < 50
+
+
+def test_a_process_without_a_part_of_a_small_batch_augments_nothing() -> None:
+    samples = _samples(5)
+    training = Training(epochs=1, batch_size=4, augment=("crop", "flip", "rotate"))
+    batches = Batches(samples, _format(samples), training, run_seed=1, device=CPU, ranks=Ranks(1, 2))
+    assert [len(images) for images, _ in batches.epoch(HERE)] == [2, 0]

@@ -403,6 +403,25 @@ def test_what_all_others_merged_without_its_own_site_merges_without(make: Make) 
     assert step(world, "c", "train") == StepState.SKIPPED
 
 
+def test_a_site_whose_work_was_left_out_waits_for_the_others_to_have_anything_to_merge(make: Make) -> None:
+    world = make("skip", "ab", topology="mesh")
+    world.until(lambda: step(world, "b", "train") == StepState.DONE, lambda action: action.kind != "carry")
+    world.kill("b")
+    for _ in range(4):  # a goes on without it, and does not get to merging
+        world.drain(lambda action: action.about != "merge")
+        world.tick(5)
+    world.boot("b")
+    world.tick(0.5)
+    world.drain(lambda action: action.kind not in ("carry", "train"))  # it hears that it was left out
+    world.kill("a")
+    world.settle()
+    assert (step(world, "b", "train"), step(world, "b", "merge")) == (StepState.SKIPPED, StepState.WAITING)
+    world.boot("a")
+    world.settle()
+    assert states(world) == {"a": RunState.DONE, "b": RunState.DONE}
+    assert (result(world, "a"), result(world, "b")) == (["a1"], ["a1"])
+
+
 def test_a_site_that_dies_after_it_gave_all_is_in_the_result(make: Make) -> None:
     world = make("skip", topology="mesh")
     given = ("train.1@c>merge.1@a", "train.1@c>merge.1@b")

@@ -11,7 +11,9 @@ from fedelmy_node.config.consent import Consent
 from fedelmy_node.daemon.consent import check_listed, efforts, refuse, refuse_bundle
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Slice
-from fedelmy_node.errors import ConsentError
+from fedelmy_node.errors import ConfigError, ConsentError
+from fedelmy_node.training import strategies
+from fedelmy_node.training.strategies import fedseq
 
 
 def south(**changes: Any) -> Slice:
@@ -68,6 +70,21 @@ def test_code_is_refused_unless_it_is_listed_by_its_whole_name(models: tuple[str
         refuse(plan, Consent(models=models))
     assert caught.value.code == "E-CONSENT-CODE" and "models under [consent]" in caught.value.hint
     refuse(plan, Consent(models=("mlp", "ward.models:tiny")))
+
+
+def test_a_strategy_that_is_not_agreed_to_is_not_even_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package's code would be imported into the daemon on the word of whoever wrote the plan."""
+    looked_up: list[str] = []
+    monkeypatch.setattr(strategies, "strategy_for", looked_up.append)
+    with pytest.raises(ConsentError, match="strategy 'theirs', and allows fedseq"):
+        refuse(south(recipe={**_recipe(), "strategy": {"name": "theirs"}}), Consent(strategies=("fedseq",), max_pool=1))
+    assert looked_up == []
+
+
+def test_an_effort_that_is_none_is_an_error_with_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedseq, "effort", lambda *_, **__: None)
+    with pytest.raises(ConfigError, match=r"E-CONFIG-EXTENSION.*its effort is a NoneType"):
+        efforts(south(recipe={**_recipe(), "strategy": {"name": "fedseq"}}))
 
 
 def test_threads_and_bundles_have_limits_too() -> None:

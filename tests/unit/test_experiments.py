@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,11 @@ from typing import Any
 import pytest
 
 from fedelmy_launcher.experiments import experiments, find_experiment
+from fedelmy_launcher.experiments.crew import Crew
 from fedelmy_launcher.experiments.datasets import NoDataError, datasets, given_data, parse_given
 from fedelmy_launcher.experiments.federations import Prepared, prepare_cell
 from fedelmy_launcher.experiments.grid import Cell, Experiment, Line, cells_of, chosen, read_experiment
+from fedelmy_launcher.experiments.news import Finished
 from fedelmy_launcher.experiments.outcome import ExperimentOutcome, Statistic
 from fedelmy_launcher.experiments.results import FILE, known_results, open_results
 from fedelmy_launcher.experiments.screen import Pace
@@ -214,6 +219,16 @@ def test_other_mistakes_are_named_with_their_cell() -> None:
                    lambda cell: prepare_cell(cell, {}))  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["strategy=fedseq", "federation=mine", "strategies=3", "strategies.fedelmy=3", "topology=ring",
+     "topologies.chain=3", "strategy.name=[1]", "training=3", f"{'a.' * 5000}b=1"],
+)  # fmt: skip
+def test_a_value_where_a_table_belongs_is_a_mistake_with_a_name(change: str) -> None:
+    with pytest.raises(ConfigError):
+        prepared(change)
+
+
 def test_the_work_of_a_cell_is_counted_before_it_is_done() -> None:
     work = Work.of(prepared())
     sizes = [len(positions) for _, positions in prepared().parts.values()]
@@ -248,11 +263,47 @@ def test_one_command_at_a_time_writes_a_results_file(tmp_path: Path) -> None:
     assert caught.value.code == "E-STORE-LOCKED"
 
 
-def test_another_file_of_that_name_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("my notes\n")
+@pytest.mark.parametrize("text", ["my notes\n", "my notes", '{"key": "a"}\nmy notes', "[" * 100_000 + "\n"])
+def test_another_file_of_that_name_is_left_alone(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
     with pytest.raises(StoreError, match="not a results file"), open_results(tmp_path):
         pass
-    assert (tmp_path / FILE).read_text() == "my notes\n"
+    assert (tmp_path / FILE).read_text() == text
+
+
+@pytest.mark.parametrize("torn", ["{", '{"key": ', '{"key": "b", "accu', "\0\0\0"])
+def test_what_a_crash_leaves_of_a_line_is_cut_off(tmp_path: Path, torn: str) -> None:
+    (tmp_path / FILE).write_text(f'{{"key": "a"}}\n{torn}')
+    with open_results(tmp_path) as results:
+        assert set(results.known) == {"a"}
+    assert (tmp_path / FILE).read_text() == '{"key": "a"}\n'
+
+
+# --- processes
+
+
+def test_a_process_that_dies_costs_its_cell_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one dies in the middle of a line, the second before it is asked again."""
+    codes = ["print('{\"step', end='')", "print('{\"result\": {}}')", "input(); print('{\"result\": {}}')"]
+    started = []
+
+    def child(hand: Any) -> Any:
+        if hand._process is None:
+            command = [sys.executable, "-c", codes[len(started)]]
+            hand._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            started.append(hand._process)
+            if len(started) == 2:
+                hand._process.wait()  # its answer stays in the pipe
+        return hand._process
+
+    monkeypatch.setattr("fedelmy_launcher.experiments.crew._Hand._child", child)
+    with Crew([replace(prepared(), key=key) for key in ("a", "b", "c")], 1) as crew:
+        ends = [news for news in crew.news() if isinstance(news, Finished)]
+    assert [end.result for end in ends] == [None, None, {}] and len(started) == 3
+    for process in started:
+        process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 # --- tables and plots

@@ -165,6 +165,8 @@ def test_what_is_code() -> None:
 
 def test_pythons_own_modules_are_not_taken(own: str) -> None:
     assert is_importable(own) and not is_importable("shutil:rmtree") and not is_importable("not_there_at_all:f")
+    for installed in ("fedelmy_node.durable:remove_tree", "sklearn.datasets:clear_data_home", "torch.hub:load"):
+        assert not is_importable(installed), "somebody else's file may name it"
     with pytest.raises(ConfigError, match="there is no module 'shutil'") as caught:
         load_code("shutil:rmtree", "data")
     assert caught.value.code == "E-CONFIG-EXTENSION"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from fedelmy_launcher.experiments.news import Begun, Epoch, Finished, News
 from fedelmy_node.errors import FedelmyError, InternalError, error_from_code
 
 __all__ = ["Crew"]
+
+logger = logging.getLogger(__name__)
 
 
 class Crew:
@@ -88,8 +91,19 @@ class _Hand(threading.Thread):
                 return self._ask(prepared, {"key": prepared.key, "tables": tables})
         except FedelmyError as error:
             return Finished(prepared, error=error)
-        except OSError as error:  # no room for the parts, or the process is gone
-            return Finished(prepared, error=InternalError("E-INTERNAL", f"a simulation cannot go on: {error}"))
+        except Exception as error:  # no room for the parts, or the process is gone; everybody waits for this thread
+            logger.exception("a simulation cannot go on")
+            self._let_go()  # what it says next would not be an answer to what it is asked next
+            fault = InternalError("E-INTERNAL", f"a simulation cannot go on: {type(error).__name__}: {error}")
+            return Finished(prepared, error=fault)
+
+    def _let_go(self) -> None:
+        """The next cell gets a new process."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
 
     def _ask(self, prepared: Prepared, asked: Mapping[str, Any]) -> Finished:
         process = self._child()

@@ -134,14 +134,23 @@ def prepare_cell(cell: Cell, given: Mapping[str, str]) -> Prepared:
 def federation_tables(settings: Mapping[str, Any], seed: int) -> Tree:
     """Tables as federation.toml has them, of a cell's settings without [sites]."""
     tables = merged({"federation": {"name": _NAME}}, settings)
-    strategies, topologies = tables.pop("strategies", {}), tables.pop("topologies", {})
-    strategy = tables.get("strategy", {})
-    tables["strategy"] = merged(strategies.get(strategy.get("name", "fedelmy"), {}), strategy)
-    wiring = merged(topologies.get(tables["federation"].get("topology", "chain"), {}), tables.get("topology", {}))
+    strategy, federation = _table(tables, "strategy"), _table(tables, "federation")
+    strategies, topologies = _table(tables, "strategies"), _table(tables, "topologies")
+    tables["strategy"] = merged(_table(strategies, str(strategy.get("name", "fedelmy"))), strategy)
+    wiring = merged(_table(topologies, str(federation.get("topology", "chain"))), _table(tables, "topology"))
+    tables = {name: table for name, table in tables.items() if name not in ("strategies", "topologies")}
     if wiring:
         tables["topology"] = wiring
     tables["federation"]["seed"] = seed
     return tables
+
+
+def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = tables.get(name, {})
+    if not isinstance(table, Mapping):
+        hint = f'Write {name}.KEY = VALUE, such as strategy.name = "fedseq".'
+        raise ConfigError("E-CONFIG-VALUE", f"{name} must be a table, not {str(table)[:80]!r}", hint=hint)
+    return table
 
 
 def _parts(found: Given, sites: SitesTable, seed: int) -> dict[str, tuple[str, NDArray[np.int64]]]:

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -53,7 +53,8 @@ def check_columns(cells: Sequence[Cell]) -> None:
 def prepare_on_nodes(cell: Cell, nodes: Federation) -> Prepared:
     """The cell's training with the federation's sites and task."""
     settings = dict(cell.settings)
-    wanted = settings.pop("sites", {}).get("data", "")
+    sites = settings.pop("sites", {})
+    wanted = str(sites.get("data", "")) if isinstance(sites, Mapping) else ""
     brought = unfolded(datasets()[wanted].settings) if wanted in datasets() else {}
     tables = federation_tables(
         merged({name: table for name, table in brought.items() if name not in ("sites", "task")}, settings), cell.seed

@@ -21,6 +21,8 @@ from fedelmy_node.errors import StoreError
 __all__ = ["FILE", "Results", "open_results", "known_results", "write_csv"]
 
 FILE: Final = "results.jsonl"
+_BEGIN: Final = b'{"key": '
+"""Of every line."""
 _COLUMNS: Final = (
     "experiment", "setting", "row", "column", "seed", "accuracy", "balanced_accuracy", "samples", "bytes",
     "bytes_delivered", "bundle_bytes", "seconds", "sha256", "sites", "model", "data", "synthetic", "changes", "key",
@@ -38,7 +40,7 @@ class Results:
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """A finished cell: on the disk when this returns."""
-        line = json.dumps(entry, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        line = json.dumps({"key": entry["key"], **entry}, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
             os.lseek(self._descriptor, 0, os.SEEK_END)
             while line:
@@ -59,13 +61,16 @@ def _whole_lines(path: Path, text: bytes) -> tuple[dict[str, dict[str, Any]], in
     """Entries by key, and the bytes that they take: a torn line at the end is none."""
     known: dict[str, dict[str, Any]] = {}
     whole = text.rfind(b"\n") + 1
-    for line in text[:whole].splitlines():
-        try:
+    torn = text[whole:].rstrip(b"\0")  # a system that went down may leave zeros
+    try:
+        if torn[: len(_BEGIN)] != _BEGIN[: len(torn)]:
+            raise ValueError("the last line is no beginning of one of ours, and somebody may need it")
+        for line in text[:whole].splitlines():
             entry = json.loads(line)
             known[entry["key"]] = entry
-        except (ValueError, TypeError, KeyError) as error:
-            hint = "Move the file away, or name another directory with --out."
-            raise StoreError("E-STORE-DAMAGED", f"{path} is not a results file", hint=hint) from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        hint = "Move the file away, or name another directory with --out."
+        raise StoreError("E-STORE-DAMAGED", f"{path} is not a results file", hint=hint) from error
     return known, whole
 
 

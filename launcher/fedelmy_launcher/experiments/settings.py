@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from fedelmy_node.errors import ConfigError
 
@@ -13,11 +13,16 @@ __all__ = ["Tree", "unfolded", "merged", "parse_setting"]
 Tree = dict[str, Any]
 """Tables in tables; a value that is not a table is a leaf, lists included."""
 
+_DEEPEST: Final = 10
+"""Dots in a key: no table is that deep."""
+
 
 def unfolded(settings: Mapping[str, Any]) -> Tree:
     """`{"training.epochs": 3}` as `{"training": {"epochs": 3}}`; tables may stand beside dotted keys."""
     tree: Tree = {}
     for dotted, value in settings.items():
+        if dotted.count(".") > _DEEPEST:
+            raise ConfigError("E-CONFIG-VALUE", f"{dotted[:80]!r} has too many dots")
         first, _, rest = dotted.partition(".")
         below = unfolded({rest: value}) if rest else unfolded(value) if isinstance(value, Mapping) else value
         tree = merged(tree, {first: below})

@@ -17,6 +17,13 @@ __all__ = ["TORCHVISION", "is_code", "is_importable", "load_code", "foreign_code
 
 TORCHVISION: Final = "torchvision:"
 """Prefix of the names of torchvision's classifiers, which look like code and are none."""
+_NOT_TAKEN: Final = frozenset({
+    "__main__", "fedelmy_node", "fedelmy_launcher", "fedelmy_proto", "_distutils_hack", "click", "cryptography",
+    "google", "grpc", "grpc_health", "grpc_reflection", "jinja2", "joblib", "matplotlib", "mpl_toolkits", "numpy",
+    "PIL", "pip", "pkg_resources", "prometheus_client", "rich", "safetensors", "scipy", "setuptools", "sklearn",
+    "torch", "torchvision", "wheel",
+})  # fmt: skip
+"""Modules that every installation has, as it has Python's own: none is a site's, and some remove directories."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -31,7 +38,7 @@ def is_importable(text: str) -> bool:
     import sys
 
     top = text.partition(":")[0].partition(".")[0]
-    if top in sys.stdlib_module_names or top == "__main__":
+    if top in sys.stdlib_module_names or top in _NOT_TAKEN:
         return False  # somebody else's file may name it, and `shutil:rmtree` is no source of data
     try:
         return importlib.util.find_spec(top) is not None
@@ -45,7 +52,7 @@ def load_code(text: str, what: str) -> Callable[..., Any]:
 
     module, _, function = text.partition(":")
     if not is_importable(text):
-        hint = "Install its package, or add its directory to PYTHONPATH. Python's own modules are not taken."
+        hint = "Install its package, or add its directory to PYTHONPATH. Modules of Python and fedelmy are not taken."
         raise ConfigError("E-CONFIG-EXTENSION", f"{what}: there is no module {module.split('.')[0]!r} here", hint=hint)
     with foreign_code(what):
         found = getattr(importlib.import_module(module), function)

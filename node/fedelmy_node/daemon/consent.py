@@ -75,10 +75,12 @@ def _refusals(plan: Slice, consent: Consent) -> Iterator[_Refusal]:
     elif not _fits(recipe.model.name, consent.models):
         allowed = _listed(consent.models, "models")
         yield _refusal("E-CONSENT-MODEL", plan, f"model {recipe.model.name!r}", allowed, "models")
-    if not _fits(recipe.strategy.name, consent.strategies):
+    # The code of a strategy that is not agreed to is not even imported to ask what it takes.
+    agreed = _fits(recipe.strategy.name, consent.strategies)
+    if not agreed:
         allowed = _listed(consent.strategies, "strategies")
         yield _refusal("E-CONSENT-STRATEGY", plan, f"strategy {recipe.strategy.name!r}", allowed, "strategies")
-    if is_weighted(recipe.strategy) and "sample-counts" not in consent.disclose:
+    elif is_weighted(recipe.strategy) and "sample-counts" not in consent.disclose:
         asked = f"strategy {recipe.strategy.name!r}, whose bundles say how many samples a model has seen"
         allowed = _listed(consent.disclose, "disclosures")
         yield _refusal("E-CONSENT-STRATEGY", plan, asked, allowed, "disclose")
@@ -87,7 +89,8 @@ def _refusals(plan: Slice, consent: Consent) -> Iterator[_Refusal]:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         asked, allowed = f"class {strange[0]!r}{more}", _listed(consent.classes, "classes")
         yield _refusal("E-CONSENT-DATA", plan, asked, allowed, "classes")
-    yield from _beyond_limits(plan, consent)
+    if agreed:
+        yield from _beyond_limits(plan, consent)
 
 
 def _beyond_limits(plan: Slice, consent: Consent) -> Iterator[_Refusal]:

@@ -133,8 +133,8 @@ class Preparation:
             )
         parse_source(self._config.data)
         check_model(plan.recipe.model.name)
-        settings_for(plan.recipe.strategy)
         refuse(plan, self._config.consent)
+        settings_for(plan.recipe.strategy)  # it imports the strategy: not before the site agrees to its name
 
     def _look(self, plan: Slice, signed: Signed, operator: str, *, trial: bool) -> Prepared:
         """Have a trainer build the model on the meta device and open the data, and perhaps try a few batches."""

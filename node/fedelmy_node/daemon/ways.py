@@ -63,7 +63,7 @@ def ways_around(
     """The ways that can be taken now because every site that they lead around was given up.
 
     A shortcut asks for more, that all of them are silent: a site that answers, but knows nothing of the run, may have
-    finished and forgotten it, and then nobody is to begin anew.
+    finished and forgotten it, and then nobody is to begin anew. Nor is one taken that leaves a merge without any input.
     """
     found: list[Edge | Shortcut] = [
         edge
@@ -77,7 +77,10 @@ def ways_around(
     ready = [way for way in _open_inputs(record) if isinstance(way, Shortcut) and _sites(way) <= silent]
     found += (way for way in ready if way.source is not None and record.steps[way.source].state == StepState.DONE)
     spared = {(way.target, way.need) for way in ready if way.source is None}
-    found += (way for way in ready if way.source is None and not _waits_for_more(record, way.target, spared))
+    for way in ready:
+        if way.source is None and not _waits_for_more(record, way.target, spared):
+            needs = [need for step, need in spared if step == way.target]
+            found += [] if record.is_empty_without(way.target, needs) else [way]
     return found
 
 

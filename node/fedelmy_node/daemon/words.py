@@ -43,7 +43,8 @@ def _merge_without(journal: Journal, record: RunRecord, edge: Edge) -> None:
     """The site that an input should come from was left out and says so: it is not waited for until it is silent."""
     ways = record.slice.ways_to(edge.target, edge.need)
     spare = next((way for way in ways if way.source is None and way.skips == (edge.source,)), None)
-    if not isinstance(spare, Shortcut):  # somebody else has the input, or should have it
+    # Otherwise somebody else has the input, or should have it; or all others were left out, as what this site made.
+    if not isinstance(spare, Shortcut) or record.is_empty_without(edge.target, (edge.need,)):
         journal.set_edges(record.slice.run, [edge.id], EdgeState.CLOSED)
         return
     message = f"{edge.sender} says that it was left out itself"

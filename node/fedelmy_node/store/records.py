@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -178,8 +178,19 @@ class RunRecord:
         return self._is_spared(step, source)
 
     def has_another_input(self, step: Step) -> bool:
-        """Whether a merge may get more than what was left out at its own site."""
-        return any(need not in self.steps or self.steps[need].state != StepState.SKIPPED for need in step.needs)
+        """Whether a merge has or may get more than what was left out."""
+        return not self.is_empty_without(step.id, ())
+
+    def is_empty_without(self, step: StepId, needs: Collection[StepId]) -> bool:
+        """Whether a merge would have nothing to average if these needs were met by nothing, too."""
+        merge = self.slice.step(step)
+        others = (need for need in merge.needs if need not in needs)
+        return merge.kind == StepKind.MERGE and all(self._is_met_by_nothing(step, need) for need in others)
+
+    def _is_met_by_nothing(self, step: StepId, need: StepId) -> bool:
+        way = self.way(step, need)
+        met = need in self.steps or way is not None
+        return met and not isinstance(way, Edge) and self.given_by(step, need) is None
 
     def given_by(self, step: StepId, need: StepId) -> StepId | None:
         """The step of this site whose output meets the need, unless a merge goes on without it."""

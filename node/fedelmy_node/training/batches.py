@@ -132,6 +132,8 @@ def _generator(run_seed: int, *place: str | int) -> torch.Generator:
 
 def _augmented(images: Tensor, augment: tuple[str, ...], generator: torch.Generator) -> Tensor:
     """Crop, flip, rotate: in this order however they are listed, so that equal sets give equal bytes."""
+    if len(images) == 0:  # of several processes, this one has no part of a small batch
+        return images
     if "crop" in augment:
         images = _cropped(images, generator)
     if "flip" in augment:

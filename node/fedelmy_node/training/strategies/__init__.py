@@ -111,4 +111,8 @@ def effort_of(recipe: Recipe, *, begins: bool) -> Effort:
     """What a train step of this recipe takes; `begins`: it starts with a new model."""
     strategy, settings = strategy_for(recipe.strategy.name), settings_for(recipe.strategy)
     with INSTALLED.foreign(recipe.strategy.name):
-        return strategy.effort(settings, recipe.training, begins=begins)
+        effort: object = strategy.effort(settings, recipe.training, begins=begins)
+    if not isinstance(effort, Effort):
+        wrong = f"its effort is a {type(effort).__name__}, no Effort"
+        raise ConfigError("E-CONFIG-EXTENSION", f"strategy {recipe.strategy.name!r} cannot be used: {wrong}")
+    return effort
