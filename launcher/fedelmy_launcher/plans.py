@@ -72,7 +72,7 @@ def _check_ways(plan: Plan) -> None:
         names = ", ".join(plan.stuck)
         raise ConfigError(
             "E-CONFIG-VALUE",
-            f"{names} cannot be skipped: what it merges for the sites behind it can come from nobody else",
+            f"{names} cannot be skipped: what is merged there for the sites behind can come from nobody else",
             hint=f'Set on_unreachable = "wait" or "abort" for {names} under [[sites]].',
         )
 

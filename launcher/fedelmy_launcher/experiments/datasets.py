@@ -125,8 +125,8 @@ def _known(name: str) -> Dataset:
 
 
 def _missing(name: str, known: Dataset) -> NoDataError:
-    hint = f"Give --data {name}=..., {known.form}."
+    hint = f"Give --data {name}=SOURCE; SOURCE is {known.form}."
     if known.synthetic is not None:
         other = known.synthetic.of
-        hint += f" Or --data {other}=..., {datasets()[other].form}, for a synthetic shift of it."
+        hint += f" Or, for a synthetic shift, --data {other}=SOURCE; SOURCE is {datasets()[other].form}."
     return NoDataError("E-CONFIG-VALUE", f"{known.title} is not at hand", hint=hint)

@@ -97,7 +97,7 @@ def read_federation(
         if "sites" not in tables and unlisted is not None:
             tables["sites"] = [encode(unlisted)]
         if "sites" not in tables:
-            hint = "Add a [[sites]] table for each, or `--head HOST:PORT` to find them (`fedelmy-launch discover`)."
+            hint = "Add a [[sites]] table for each; `check` and `run` also find them from `--head HOST:PORT`."
             raise ConfigError("E-CONFIG-VALUE", "no sites are listed", hint=hint)
         file = decode(_File, tables)
         if found is not None:

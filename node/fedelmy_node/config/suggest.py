@@ -8,9 +8,9 @@ __all__ = ["suggestion"]
 
 
 def suggestion(name: str, known: Iterable[str], plural: str) -> str:
-    """`Did you mean 'mlp'?`, or `Models: mlp, cnn.` where nothing is near."""
+    """`Did you mean 'mlp'?`, or `Models: mlp, cnn.` where nothing is near, or `Models: none.`"""
     import difflib  # only whoever errs needs it
 
     names = list(known)
     close = difflib.get_close_matches(name[:100], names, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"{plural}: {', '.join(names)}."
+    return f"Did you mean {close[0]!r}?" if close else f"{plural}: {', '.join(names) or 'none'}."

@@ -248,4 +248,5 @@ class Federation:
         federation_name(self.name)
         _require(1 <= len(self.members) <= 10_000, "a federation needs at least one site")
         names = [member.name for member in self.members]
-        _require(len(set(names)) == len(names), "two sites have the same name")
+        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        _require(not twice, f"two sites have the same name: {', '.join(twice)[:100]}")
