@@ -17,7 +17,7 @@ from test_transfer import EDGE, South, federation, parcel_of
 
 from fedelmy_launcher.plans import compile_plan
 from fedelmy_node.bundles.header import read_header
-from fedelmy_node.daemon.courier import Courier, Delivered, Moved, News, Refused, Retrying
+from fedelmy_node.daemon.courier import Courier, Delivered, News, Refused
 from fedelmy_node.daemon.turns import Turns
 from fedelmy_node.domain.names import Address, SiteName, run_id
 from fedelmy_node.identity import keystore
@@ -41,8 +41,7 @@ def send(bundle: str, identity: str, address: str, stall_seconds: str) -> None:
         return PeerClient(channel, "south", float(stall_seconds))
 
     def tell(news: News) -> None:
-        text = {Moved: "moved", Retrying: "retrying", Delivered: "delivered", Refused: "refused"}[type(news)]
-        print(text, getattr(news, "error", ""), flush=True)
+        print(type(news).__name__.lower(), getattr(news, "error", ""), flush=True)
         if isinstance(news, Delivered | Refused):
             ended.set()
 
