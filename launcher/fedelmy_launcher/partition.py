@@ -44,21 +44,20 @@ class Partition:
     """Samples of every site (row) and class (column)."""
 
 
-def write_partition(  # noqa: PLR0913
+def write_partition(
     source_text: str,
     sites: Sequence[str],
     *,
     method: Method,
     alpha: float | None = None,
     seed: int,
-    samples: int | None = None,
     out_dir: Path,
 ) -> Partition:
-    """Partition a source's pool, or `samples` of it, and write `SITE.json` for every site into a directory."""
+    """Partition a source's pool and write `SITE.json` for every site into a directory."""
     names = [site_name(name) for name in sites]
     _require(len(set(names)) == len(names), "two sites have the same name")
     classes, labels = source_labels(source_text)
-    parts = partition(labels, len(names), method=method, alpha=alpha, seed=seed, samples=samples)
+    parts = partition(labels, len(names), method=method, alpha=alpha, seed=seed)
     _make_directory(out_dir)
     paths = tuple(out_dir / f"{name}.json" for name in names)
     for path, name, part in zip(paths, names, parts, strict=True):

@@ -68,18 +68,9 @@ def _rows(kind: str) -> Iterable[Listed]:
         from fedelmy_node.config.presets import presets
 
         return _built_in(presets())
-    return _built_in(_experiments())
+    from fedelmy_launcher.experiments import experiments
 
-
-def _experiments() -> Mapping[str, str]:
-    """What the package of experiments has, where it is installed."""
-    import importlib
-
-    try:
-        package = importlib.import_module("fedelmy_launcher.experiments")
-    except ModuleNotFoundError:
-        return {}
-    return {name: entry.title for name, entry in package.experiments().items()}
+    return _built_in({name: entry.title for name, entry in experiments().items()})
 
 
 def _built_in(descriptions: Mapping[str, str]) -> Iterable[Listed]:

@@ -75,17 +75,22 @@ class Door:
                 deadline = time.monotonic() + _SECONDS
                 asked = _read_head(connection, deadline)
                 self._places.welcome(connection)
-                status, body = self._answer(asked)
+                status, body = self._try_to_answer(asked)
                 head = (
                     f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE_PLAIN_0_0_4}\r\n"
                     f"Content-Length: {len(body)}\r\nConnection: close\r\nX-Content-Type-Options: nosniff\r\n\r\n"
                 )
                 connection.settimeout(max(0.1, deadline - time.monotonic()))
                 connection.sendall(head.encode() + body)  # its time-out counts for all of it
-        except Exception:
-            logger.exception("fault while metrics were collected")
         finally:
             self._places.give_back(connection)
+
+    def _try_to_answer(self, head: bytes | None) -> tuple[str, bytes]:
+        try:
+            return self._answer(head)
+        except Exception:
+            logger.exception("fault while metrics were collected")
+            return "500 Internal Server Error", b"collecting the metrics failed: see the node's log\n"
 
     def _answer(self, head: bytes | None) -> tuple[str, bytes]:
         if head is None:
