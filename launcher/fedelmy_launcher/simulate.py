@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,20 @@ class Simulation:
     """A plan executed step by step in this process; `tell` gets the events that nodes would have journaled."""
 
     def __init__(
-        self, plan: Plan, data: Mapping[SiteName, DataSpec], directory: Path, tell: Callable[[Event], None]
+        self,
+        plan: Plan,
+        data: Mapping[SiteName, DataSpec],
+        directory: Path,
+        tell: Callable[[Event], None],
+        *,
+        code: Collection[str] = (),
     ) -> None:
+        """`code`: the names `module:function` that whoever simulates allows."""
         self._plan = plan
         self._data = data
         self._directory = directory
         self._tell = tell
+        self._code = tuple(code)
         self._seq = 0
         self._bundles: dict[StepId, tuple[Path, str, int]] = {}
         self._edges_to: dict[StepId, list[Edge]] = {}
@@ -99,7 +107,7 @@ class Simulation:
         return Job(
             kind=JOBS[kind], site=site, visit=visit, recipe=self._plan.recipe,
             data=self._data[site], device="cpu", output=output, features=self._plan.recipe.features,
-            code=(self._plan.recipe.model.name,),  # the operator's own file, on the operator's own machine
+            code=self._code,
         )  # fmt: skip
 
     @staticmethod

@@ -80,7 +80,9 @@ def test_what_is_installed_is_listed_with_where_it_comes_from(ward: Path) -> Non
 
 def test_the_federation_of_the_page_trains(ward: Path, tmp_path: Path) -> None:
     (tmp_path / "federation.toml").write_text(federation())
-    told = run("fedelmy_launcher", "simulate", "--json", cwd=tmp_path).ok().out
+    refused = run("fedelmy_launcher", "simulate", cwd=tmp_path).failed("E-CONSENT-CODE", 5)
+    assert "--allow-code ward.data:scans" in refused.err, "the file may be somebody else's"
+    told = run("fedelmy_launcher", "simulate", "--json", "--allow-code", "ward.data:scans", cwd=tmp_path).ok().out
     lines = [json.loads(line) for line in told.splitlines()]
     assert lines[-1]["state"] == "done" and lines[-1]["accuracy"] > 0.9
     events = [line["event"] for line in lines if "event" in line]
@@ -90,7 +92,8 @@ def test_the_federation_of_the_page_trains(ward: Path, tmp_path: Path) -> None:
 
 def test_a_broken_package_is_named_and_breaks_nothing_else(ward: Path, tmp_path: Path) -> None:
     (tmp_path / "federation.toml").write_text(federation(('"longer"', '"rubble"')))
-    failed = run("fedelmy_launcher", "simulate", cwd=tmp_path).failed("E-CONFIG-EXTENSION", 2)
+    ours = ("--data", "ward.data:scans")
+    failed = run("fedelmy_launcher", "simulate", *ours, cwd=tmp_path).failed("E-CONFIG-EXTENSION", 2)
     assert "strategy 'rubble' of package rubble 2 cannot be used" in failed.err
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedelmy_launcher.cli.options import json_option, load_operator, operator_options
+from fedelmy_launcher.cli.options import check_code, code_option, json_option, load_operator, operator_options
 from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.errors import EXIT_DETACHED, ConfigError
 
@@ -57,13 +57,14 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
     type=click.Path(path_type=Path, dir_okay=False),
     help="Run the cells on the real nodes of this federation file, with their own data.",
 )
+@code_option
 @operator_options
 @click.option("--dry-run", is_flag=True, help="Say what would be computed, and compute nothing.")
 @json_option
 def experiment(
     name: str, setting: str | None, data: tuple[str, ...], out: Path | None, only: tuple[str, ...],
     columns: tuple[str, ...], seeds: str | None, changes: tuple[str, ...], jobs: int | None, nodes: Path | None,
-    identity: Path, insecure: bool, dry_run: bool, as_json: bool,
+    code: tuple[str, ...], identity: Path, insecure: bool, dry_run: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Simulate the grid of EXPERIMENT, a name or a file, and write results, a table and plots.
 
@@ -101,6 +102,8 @@ def experiment(
     outcome = ExperimentOutcome(path.stem, setting, grid, ", ".join(sorted(changes)))
     cells = cells_of(grid, changed)
     session = Session.of(outcome, cells, _preparation(cells, data, nodes))
+    if nodes is None:  # a node asks its own site
+        check_code((each.federation.recipe.model.name for each, _ in session.prepared.values()), code)
     directory = out or Path("results") / f"{path.stem}-{setting}"
     if dry_run:
         return _dry_run(session, session.take(known_results(directory)), directory, as_json=as_json)
@@ -110,7 +113,7 @@ def experiment(
             _introduce(session, len(left), directory)
         try:
             operator = None if nodes is None or not left else load_operator(identity, insecure)
-            computed = _simulated(left, jobs) if nodes is None else _on_nodes(left, operator)
+            computed = _simulated(left, jobs, code) if nodes is None else _on_nodes(left, operator)
             errors = _compute(session, left, results, computed, as_json=as_json) if left else []
         except KeyboardInterrupt:
             click.echo("\nInterrupted: what is finished is kept, the same command goes on.", err=True)
@@ -194,12 +197,12 @@ def _preparation(cells: list[Cell], data: tuple[str, ...], nodes: Path | None) -
 
 
 @contextmanager
-def _simulated(left: list[Prepared], jobs: int | None) -> Iterator[Iterable[News]]:
+def _simulated(left: list[Prepared], jobs: int | None, code: tuple[str, ...]) -> Iterator[Iterable[News]]:
     from fedelmy_launcher.experiments.crew import Crew
     from fedelmy_launcher.experiments.session import usual_jobs
 
     threads = max(prepared.federation.recipe.training.threads for prepared in left)
-    with Crew(left, jobs or usual_jobs(threads)) as crew:
+    with Crew(left, jobs or usual_jobs(threads), code) as crew:
         yield crew.news()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fedelmy_node.domain.names import address, site_name
-from fedelmy_node.errors import ConfigError, IdentityError, RunError
+from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, RunError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "federation_argument", "target_arguments", "operator_options", "run_option", "at_option", "head_option",
     "json_option", "load_operator", "described_federation", "Target", "target_of", "federation_file",
-    "open_sites", "find_run", "newest_run", "federation_files",
+    "open_sites", "find_run", "newest_run", "federation_files", "code_option", "check_code",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -84,6 +84,21 @@ def run_option(help_text: str) -> Callable[[F], F]:
 
 def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for machines.")(function)
+
+
+def code_option(function: F) -> F:
+    help_text = "Run this function, which the file names, on this machine. Repeatable."
+    return click.option("--allow-code", "code", multiple=True, metavar="MODULE:FUNCTION", help=help_text)(function)
+
+
+def check_code(names: Iterable[str], allowed: Collection[str]) -> None:
+    """Refuse functions that a file names and nobody here has allowed: the file may be somebody else's."""
+    from fedelmy_node.config.code import is_code
+
+    for name in names:
+        if is_code(name) and name not in allowed:
+            hint = f"If you know what it does, add --allow-code {name}."
+            raise ConsentError("E-CONSENT-CODE", f"the file wants {name} to be run on this machine", hint=hint)
 
 
 def load_operator(directory: Path, insecure: bool) -> Identity | None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedelmy_launcher.cli.options import federation_argument, json_option, run_option
+from fedelmy_launcher.cli.options import check_code, code_option, federation_argument, json_option, run_option
 from fedelmy_node.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from fedelmy_node.domain.federation import Federation, Member
     from fedelmy_node.domain.names import SiteName
@@ -39,11 +39,12 @@ __all__ = ["simulate"]
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the run onto this page, as `fedelmy-launch report` does.",
 )
+@code_option
 @run_option("Name of the run; it does not change the result.")
 @json_option
 def simulate(
     federation: Path, data: tuple[str, ...], indices: tuple[str, ...], out: Path | None, page: Path | None,
-    run_name: str | None, as_json: bool,
+    code: tuple[str, ...], run_name: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Execute FEDERATION in this process, with the training code of the nodes, for the same bundle bytes.
 
@@ -52,6 +53,7 @@ def simulate(
       fedelmy-launch simulate federation.toml
       fedelmy-launch simulate federation.toml --data digits --indices north=parts/north.json
       fedelmy-launch simulate federation.toml --report simulated.html
+      fedelmy-launch simulate federation.toml --allow-code ward.models:tiny
     """
     from fedelmy_launcher.federation_file import load_federation
     from fedelmy_launcher.following import show_result
@@ -64,7 +66,9 @@ def simulate(
     from fedelmy_node.domain.events import Event
     from fedelmy_node.domain.names import run_id
 
-    described = _with_data(load_federation(federation), data, indices)
+    read = load_federation(federation)
+    described = _with_data(read, data, indices)
+    check_code(_named_by(read, described), code)
     specs = data_of(described)
     plan = compile_plan(described, new_run_id(described) if run_name is None else run_id(run_name))
     progress = RunProgress(plan)
@@ -78,12 +82,22 @@ def simulate(
             history.add(event)
             screen.event(event)
 
-        Simulation(plan, specs, directory.absolute(), tell).run()
+        Simulation(plan, specs, directory.absolute(), tell, code=code).run()
     if page is not None:
         from fedelmy_launcher.report.page import write_report
 
         write_report(history.encoded(), page, page.with_suffix(".json"))
     return show_result(progress, as_json=as_json)
+
+
+def _named_by(read: Federation, described: Federation) -> Iterator[str]:
+    """What the file itself names that could be code; --data is the word of whoever simulates."""
+    from fedelmy_node.training.data import parse_source
+
+    yield read.recipe.model.name
+    for before, after in zip(read.members, described.members, strict=True):
+        if before.data is not None and before.data == after.data:
+            yield parse_source(before.data).kind
 
 
 def _with_data(federation: Federation, data: tuple[str, ...], indices: tuple[str, ...]) -> Federation:

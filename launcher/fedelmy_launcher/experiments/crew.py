@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 class Crew:
     """The processes; leaving the context ends them, whatever they are doing."""
 
-    def __init__(self, cells: Sequence[Prepared], jobs: int) -> None:
+    def __init__(self, cells: Sequence[Prepared], jobs: int, code: Sequence[str] = ()) -> None:
         self._cells: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
         for cell in cells:
             self._cells.put(cell)
         self._left = len(cells)
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        self._hands = [_Hand(self._cells, self._news) for _ in range(min(jobs, len(cells)))]
+        self._hands = [_Hand(self._cells, self._news, code) for _ in range(min(jobs, len(cells)))]
 
     def __enter__(self) -> Self:
         for hand in self._hands:
@@ -58,10 +58,11 @@ class Crew:
 class _Hand(threading.Thread):
     """One process, and the thread that talks with it."""
 
-    def __init__(self, cells: queue.SimpleQueue[Prepared], news: queue.SimpleQueue[News]) -> None:
+    def __init__(self, cells: queue.SimpleQueue[Prepared], news: queue.SimpleQueue[News], code: Sequence[str]) -> None:
         super().__init__(daemon=True)
         self._cells = cells
         self._news = news
+        self._code = list(code)
         self._process: subprocess.Popen[str] | None = None
         self._ended = False
         self._lock = threading.Lock()
@@ -88,7 +89,7 @@ class _Hand(threading.Thread):
         try:
             with tempfile.TemporaryDirectory(prefix="fedelmy-") as directory:
                 tables = prepared.write_parts(Path(directory))
-                return self._ask(prepared, {"key": prepared.key, "tables": tables})
+                return self._ask(prepared, {"key": prepared.key, "tables": tables, "code": self._code})
         except FedelmyError as error:
             return Finished(prepared, error=error)
         except Exception as error:  # no room for the parts, or the process is gone; everybody waits for this thread

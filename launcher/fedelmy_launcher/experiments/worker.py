@@ -78,7 +78,7 @@ def _simulate(asked: Mapping[str, Any], tell: Any) -> dict[str, Any]:
             tell({"step": event.step})
 
     with tempfile.TemporaryDirectory(prefix="fedelmy-") as directory:
-        Simulation(plan, data_of(federation), Path(directory), take).run()
+        Simulation(plan, data_of(federation), Path(directory), take, code=asked["code"]).run()
     return {**measures.result(), "versions": versions()}
 
 
