@@ -79,13 +79,13 @@ def test_a_head_without_end_is_cut_off(door: Door) -> None:
 
 
 def test_who_is_slow_is_not_waited_for(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then does not buy more time: it is counted for the whole request."""
+    """A byte now and then, for ten seconds, does not buy more time: it is counted for the whole request."""
     monkeypatch.setattr(door_module, "_SECONDS", 0.5)
     with connect(door) as caller:
         begun = time.monotonic()
         caller.sendall(b"GET /metrics HTTP/1.1\r\n")
         caller.settimeout(0.1)
-        while time.monotonic() - begun < 5:
+        while time.monotonic() - begun < 10:
             try:
                 caller.sendall(b"X")
                 if caller.recv(100):
@@ -94,7 +94,7 @@ def test_who_is_slow_is_not_waited_for(door: Door, monkeypatch: pytest.MonkeyPat
                 continue
             except OSError:
                 break
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 5
 
 
 def test_many_callers_hold_nobody_else_up(door: Door) -> None:
@@ -106,7 +106,7 @@ def test_many_callers_hold_nobody_else_up(door: Door) -> None:
     for _ in range(3):
         begun = time.monotonic()
         assert ask(door)[0] == 200
-        assert time.monotonic() - begun < 3, "sooner than those who dawdle are given up"
+        assert time.monotonic() - begun < door_module._SECONDS, "sooner than those who dawdle are given up"
     for caller in idle:
         caller.close()
 

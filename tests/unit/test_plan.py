@@ -120,6 +120,19 @@ def test_no_payload_crashes_the_reader(payload: bytes) -> None:
         assert error.code in ("E-RUN-PLAN", "E-PEER-CONTRACT")
 
 
+def test_steps_that_all_need_all_before_them_are_too_much() -> None:
+    part = make_plan("north").slice_for(SiteName("north"))
+    first = next(step for step in part.steps if step.kind == StepKind.TRAIN)
+    steps = [first]
+    for number in range(1, 200):
+        needs = tuple(step.id for step in steps)
+        steps.append(
+            Step(id=StepId(f"merge.{number}@north"), kind=StepKind.MERGE, site=part.site, visit=1, needs=needs)
+        )
+    with pytest.raises(RunError, match="need too much"):
+        replace(part, steps=tuple(steps))
+
+
 def test_slices_that_do_not_hold_together_are_refused() -> None:
     part = make_plan().slice_for(SiteName("south"))
     wrong: list[dict[str, object]] = [

@@ -93,6 +93,7 @@ class Slice:
         """First: an operator may be mistaken, or worse, and all that follows takes its time."""
         ways = self._every_way
         expect(0 < len(self.steps) <= MAX_SITE_STEPS, f"a site has 1 to {MAX_SITE_STEPS} steps")
+        expect(sum(len(step.needs) for step in self.steps) <= 2 * MAX_WAYS, "its steps need too much")
         expect(len(ways) <= MAX_WAYS, f"a site has at most {MAX_WAYS} edges and shortcuts")
         expect(sum(len(way.skips) for way in ways) <= MAX_SKIPS, "its ways lead around too much")
 
