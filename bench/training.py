@@ -6,8 +6,8 @@ Both train the same model on the same images with the same augmentation (crop, f
 models, for one epoch of L = CE - alpha d1 + beta d2. The usual way: files that PIL opens and transforms one by one in a
 DataLoader with workers, NCHW, torch's own Adam, and the distances as sums over parameter tensors that autograd
 differentiates. `--usual arrays` spares it the files: PIL images are made of arrays in memory, as torchvision does for
-CIFAR-10. The two take turns, and of each the fastest turn counts: other processes only ever add. What happens once per
-step, such as decoding all files into memory, is given apart.
+CIFAR-10. Each has a process of its own. The two take turns, and of each the fastest turn counts: others only ever add.
+What happens once per step, such as decoding all files into memory, is given apart.
 
 `distances` is the share of a step that the distances cost here. `of peak` compares what the model computes (products
 and sums of its layers, forwards and backwards) with the speed at which this machine multiplies large matrices: what is
@@ -21,6 +21,9 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +47,7 @@ from fedelmy_node.training.fit import Bench, FitOrder, fit
 from fedelmy_node.training.flat import FlatModel, Weights
 from fedelmy_node.training.job import DataSpec
 from fedelmy_node.training.loss import Loss
+from fedelmy_node.training.memory import keep_freed_memory
 from fedelmy_node.training.models import build
 from fedelmy_node.training.pool import mean_weights
 from fedelmy_node.training.progress import Progress
@@ -92,9 +96,11 @@ def compare(name: str, count: int, folder: Path, usual: Literal["files", "arrays
         images=torch.cat([part.images for part in parts]), labels=torch.cat([part.labels for part in parts])
     )
     timer = Timed()
+    keep_freed_memory()  # as every trainer does
+    other = ProcessPoolExecutor(1, get_context("spawn"))  # which is as Python has it
     ways: dict[str, Epoch] = {
         "ours": our_epoch(name, everything, timer),
-        "usual": usual_epoch(name, folder, arrays=usual == "arrays"),
+        "usual": lambda: other.submit(usual_turn, name, folder, usual == "arrays", torch.get_num_threads()).result(),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     shares, peaks = [], []
@@ -105,6 +111,7 @@ def compare(name: str, count: int, folder: Path, usual: Literal["files", "arrays
             seconds[way].append(epoch())
             if way == "ours":
                 shares.append(timer.seconds / seconds[way][-1])
+    other.shutdown()
     ours, theirs = (count / min(seconds[way]) for way in ways)
     return {
         "model": name,
@@ -220,6 +227,13 @@ class Arrays(Dataset[tuple[Any, int]]):
         return self._transform(Image.fromarray(array)), label
 
 
+def usual_turn(name: str, folder: Path, arrays: bool, threads: int) -> float:
+    """In the process that is for the usual way: what an epoch needs is made once."""
+    torch.set_num_threads(threads)
+    return usual_epoch(name, folder, arrays=arrays)()
+
+
+@cache
 def usual_epoch(name: str, folder: Path, *, arrays: bool) -> Epoch:
     change = transforms.Compose(
         [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ToTensor()]

@@ -36,6 +36,7 @@ from fedelmy_node.training.fit import Bench, fit, validate
 from fedelmy_node.training.flat import FlatModel, Weights
 from fedelmy_node.training.job import DataSpec, Emit, Job, Outcome
 from fedelmy_node.training.loss import Loss
+from fedelmy_node.training.memory import keep_freed_memory
 from fedelmy_node.training.metrics import evaluate
 from fedelmy_node.training.models import build
 from fedelmy_node.training.pool import distances_between
@@ -95,6 +96,7 @@ class Loaded:
 def load(job: Job, ranks: Ranks = ALONE) -> Loaded:
     """Do everything that does not need the step's inputs."""
     began = time.monotonic()
+    keep_freed_memory()
     recipe, device = job.recipe, _device(job.device, ranks)
     _set_determinism(device, recipe.training, ranks)
     settings = settings_for(recipe.strategy)
