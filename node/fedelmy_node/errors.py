@@ -162,7 +162,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-CONSENT-EDGE": Entry(ConsentError, "PERMISSION_DENIED", "Only the edges of an accepted plan may be used, by the sites it names."),
     "E-CONSENT-FEDERATION": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the federation to `federations` under [consent] in site.toml."),
     "E-CONSENT-MODEL": Entry(ConsentError, "PERMISSION_DENIED", "Choose a model that the site agrees to, or have it add this one to `models` under [consent]."),
-    "E-CONSENT-CODE": Entry(ConsentError, "PERMISSION_DENIED", "The site lists this very name in `models` under [consent] in site.toml; patterns do not cover code. `simulate` and `experiment` take --allow-code."),
+    "E-CONSENT-CODE": Entry(ConsentError, "PERMISSION_DENIED", "The site lists this very name in `models` under [consent] in site.toml; `simulate` and `experiment` take --allow-code."),
     "E-CONSENT-STRATEGY": Entry(ConsentError, "PERMISSION_DENIED", "Choose a strategy that the site agrees to, or have it add this one to `strategies` under [consent]."),
     "E-CONSENT-DATA": Entry(ConsentError, "PERMISSION_DENIED", "Leave the class out, or have the site add it to `classes` under [consent]."),
     "E-CONSENT-LIMIT": Entry(ConsentError, "PERMISSION_DENIED", "Ask for less, or have the site raise its limit under [consent] in site.toml."),

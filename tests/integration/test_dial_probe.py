@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -17,6 +18,7 @@ from fedelmy_node.domain.names import Address, SiteName
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.rpc import preflight
 from fedelmy_node.rpc.dial import Probed, probe
 
 Identities = Mapping[str, Identity]
@@ -84,7 +86,8 @@ def speak(context: ssl.SSLContext, words: bytes) -> Callable[[socket.socket], No
 
 
 def call(address: Address, identity: Identity, seconds: float = 10.0) -> Probed:
-    return probe(address, identity, expect_site=SiteName("south"), expect_role="site", timeout_seconds=seconds)
+    with patch.object(preflight, "PROBE_SECONDS", seconds):
+        return probe(address, identity, expect_site=SiteName("south"), expect_role="site")
 
 
 def refusal(address: Address, identity: Identity, code: str, words: str, seconds: float = 10.0) -> FedelmyError:

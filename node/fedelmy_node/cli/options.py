@@ -76,7 +76,7 @@ def site_options(function: F) -> F:
             "--peer",
             "peers",
             multiple=True,
-            metavar="[SITE=]HOST:PORT",
+            metavar="[SITE=]HOST:PORT[/SITE]",
             envvar="FEDELMY_PEER",
             show_envvar=True,
             help="A site that this one agrees to send to, and where. Repeatable.",

@@ -8,6 +8,7 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 import click
 
@@ -22,6 +23,13 @@ _OPEN_FILES = 65_536
 
 @click.command(short_help="Run the node.")
 @site_options
+@click.option(
+    "--direction",
+    type=click.Choice(["push", "pull"]),
+    envvar="FEDELMY_DIRECTION",
+    show_envvar=True,
+    help="pull: nobody can call this site, so it waits at its peers and calls back.  [default: push]",
+)
 @click.option(
     "--metrics",
     metavar="[HOST:]PORT",
@@ -43,8 +51,8 @@ _OPEN_FILES = 65_536
 )
 def serve(
     peers: tuple[str, ...], data: str | None, indices: Path | None, listen: str | None, device: str | None,
-    metrics: str | None, state: Path, config: Path | None, keep_pool: bool | None, insecure: bool, site: str | None,
-    log_format: str,
+    direction: Literal["push", "pull"] | None, metrics: str | None, state: Path, config: Path | None,
+    keep_pool: bool | None, insecure: bool, site: str | None, log_format: str,
 ) -> None:  # fmt: skip
     """Run the node of this site until it is stopped.
 
@@ -67,7 +75,7 @@ def serve(
     configure_logging(log_format, {})
     given = Given(
         state=state, config=config, site=site, listen=listen, peers=peers, data=data, indices=indices,
-        device=device, keep_pool=keep_pool, metrics=metrics, insecure=insecure,
+        direction=direction, device=device, keep_pool=keep_pool, metrics=metrics, insecure=insecure,
     )  # fmt: skip
     with held_back():  # until the certificate has said who this site is
         node = Node(load_site_config(given))

@@ -36,6 +36,8 @@ class _SiteTable:
     """Address and port of this node."""
     peers: tuple[str, ...] = ()
     """Whom this site agrees to send to: [SITE=]HOST:PORT."""
+    direction: Literal["push", "pull"] = "push"
+    """pull: nobody can call this site; it waits at its peers, and calls back."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     keep_pool: bool = False
@@ -152,6 +154,7 @@ class Given:
     peers: tuple[str, ...] = ()
     data: str | None = None
     indices: Path | None = None
+    direction: Literal["push", "pull"] | None = None
     device: str | None = None
     keep_pool: bool | None = None
     metrics: str | None = None
@@ -186,8 +189,13 @@ class SiteConfig:
     """Bundles that are handed over at once."""
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     """What a trainer may take of this machine."""
+    direction: Literal["push", "pull"] = "push"
+    """pull: nobody can call this site; it waits at its peers, and calls back."""
 
     def __post_init__(self) -> None:
+        if self.direction == "pull" and not self.peers:
+            hint = "Add --peer [SITE=]HOST:PORT of a site that can be called, or leave the direction away."
+            raise ConfigError("E-CONFIG-VALUE", "a site that pulls needs a peer at which it can wait", hint=hint)
         if not _DEVICE.fullmatch(self.device):
             hint = "Use auto, cpu, cuda or cuda:N."
             raise ConfigError("E-CONFIG-DEVICE", f"{self.device!r} is not a device", hint=hint)
@@ -226,6 +234,7 @@ def load_site_config(given: Given) -> SiteConfig:
         trust=trust,
         metrics=_metrics_address(file.site.metrics if given.metrics is None else given.metrics),
         trainer=file.trainer,
+        direction=given.direction or file.site.direction,
     )
 
 

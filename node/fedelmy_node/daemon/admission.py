@@ -1,4 +1,4 @@
-"""What people may do with a run as it stands here: start, approve, refuse; and why one expired. Pure functions."""
+"""What people may do with a run as it stands here: start, approve, refuse, prune; why one expired. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from fedelmy_node.domain.events import AHEAD, RunState
+from fedelmy_node.domain.names import RunId
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import ConsentError, RunError
 from fedelmy_node.store.records import RunRecord
 
-__all__ = ["check_start", "check_approval", "check_refusal", "refusal_text", "expiry_of"]
+__all__ = ["check_start", "check_approval", "check_refusal", "check_pruning", "refusal_text", "expiry_of"]
 
 
 def check_start(record: RunRecord) -> None:
@@ -35,6 +36,12 @@ def check_refusal(record: RunRecord) -> None:
     if record.state not in AHEAD or record.has_begun:
         message = f"run {record.slice.run} has begun, so it cannot be refused any more"
         raise RunError("E-RUN-CONFLICT", message, hint="The operator can cancel it; stopping the node stops it here.")
+
+
+def check_pruning(run: RunId, state: RunState) -> None:
+    """Only what is over can be forgotten."""
+    if not state.is_final:
+        raise RunError("E-RUN-UNFINISHED", f"run {run} is {state}", hint="Have the operator cancel it first.")
 
 
 def refusal_text(record: RunRecord, reason: str) -> str:

@@ -57,6 +57,10 @@ class Device:
     def waiting(self) -> tuple[Assignment, ...]:
         return tuple(assignment for assignment, _ in self._queue)
 
+    def activity(self) -> tuple[str, tuple[str, ...]]:
+        """The active step and the queue, for people."""
+        return (self.active.label if self.active else ""), tuple(each.label for each in self.waiting)
+
     def trainers(self) -> dict[str, int]:
         """Trainers by what they do; may be asked from any thread, of which this is a look in passing."""
         return {"working": int(self._active is not None), "loading": int(self._warm is not None)}

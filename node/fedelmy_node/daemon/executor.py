@@ -14,8 +14,8 @@ from functools import partial
 from typing import Final
 
 from fedelmy_node.config.site import SiteConfig
+from fedelmy_node.daemon import admission
 from fedelmy_node.daemon.absence import Absences
-from fedelmy_node.daemon.admission import check_approval, check_refusal, check_start, expiry_of, refusal_text
 from fedelmy_node.daemon.home import Home
 from fedelmy_node.daemon.lookout import Lookout
 from fedelmy_node.daemon.loop import Loop
@@ -93,10 +93,7 @@ class Executor:
 
     def activity(self) -> tuple[str, tuple[str, ...]]:
         """The active step and the queue, for people."""
-        device = self._steps.device
-        return self._loop.ask(
-            lambda: (device.active.label if device.active else "", tuple(each.label for each in device.waiting))
-        )
+        return self._loop.ask(self._steps.device.activity)
 
     def trainers(self) -> dict[str, int]:
         """Trainer processes, by what they do; a look in passing."""
@@ -129,6 +126,11 @@ class Executor:
     def called(self, run: RunId, site: SiteName, *, stands: bool) -> None:
         """A neighbour opened its stream to this site, or it has ended."""
         self._loop.post(partial(self._lookout.called, run, site, stands=stands))
+
+    def arrived(self, site: SiteName) -> None:
+        """A site that cannot be called waits here from now on."""
+        self._loop.post(partial(self._lookout.hurry, site))
+        self._loop.post(partial(self._outbox.hurry, None, site))
 
     def received(self, run: RunId) -> None:
         """A bundle was journaled: perhaps a step can begin."""
@@ -183,7 +185,7 @@ class Executor:
 
     def _approve(self, run: RunId, plan_sha256: str) -> RunState:
         record = self._journal.run(run)
-        check_approval(record, plan_sha256)
+        admission.check_approval(record, plan_sha256)
         if record.state == RunState.PENDING:
             self._journal.set_run(run, RunState.PREPARED)
             self._prepared(run)
@@ -193,13 +195,13 @@ class Executor:
 
     def _refuse(self, run: RunId, reason: str) -> RunState:
         record = self._journal.run(run)
-        check_refusal(record)
-        self._end(record, RunState.CANCELLED, code="E-CONSENT-REFUSED", message=refusal_text(record, reason))
+        admission.check_refusal(record)
+        self._end(record, RunState.CANCELLED, code="E-CONSENT-REFUSED", message=admission.refusal_text(record, reason))
         return self._journal.state(run)
 
     def _start(self, run: RunId) -> RunState:
         record = self._journal.run(run)
-        check_start(record)
+        admission.check_start(record)
         if record.state == RunState.FAILED:
             self._lookout.drop(run)  # a person has seen to it: patience begins anew, and nobody is waited for in vain
         if record.state in (RunState.PREPARED, RunState.FAILED):
@@ -306,9 +308,7 @@ class Executor:
             self._prune(old)
 
     def _prune(self, run: RunId) -> None:
-        state = self._journal.run(run).state
-        if not state.is_final:
-            raise RunError("E-RUN-UNFINISHED", f"run {run} is {state}", hint="Have the operator cancel it first.")
+        admission.check_pruning(run, self._journal.run(run).state)
         self._halt(run)
         self._lookout.drop(run)
         self._home.run_ended(run)
@@ -321,7 +321,7 @@ class Executor:
             if known.changed_at + self._prepare_seconds <= time.time():
                 self._halt(known.run)
                 self._lookout.drop(known.run)
-                code, message = expiry_of(known.state)
+                code, message = admission.expiry_of(known.state)
                 self._journal.set_run(known.run, RunState.EXPIRED, code=code, message=message)
         for run in self._absences.due() | self._steps.rested():
             self._advance(run)

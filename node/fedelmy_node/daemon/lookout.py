@@ -111,6 +111,12 @@ class Lookout:
                 self._watches[key].hurry()
             self._see(key, None)
 
+    def hurry(self, site: SiteName) -> None:
+        """A neighbour can be reached again: do not wait any longer, in any run."""
+        for (_, known), watch in self._watches.items():
+            if known == site:
+                watch.hurry()
+
     def _forget(self, key: Key) -> None:
         self._watches.pop(key).stop()
         del self._sightings[key]

@@ -7,7 +7,6 @@ called and everything has ended. `stop()` may be called twice, from any thread o
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +17,9 @@ from fedelmy_node import CONTRACT, __version__
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.about import described, site_of
-from fedelmy_node.daemon.admission import check_approval, check_refusal
+from fedelmy_node.daemon.admission import check_approval, check_pruning, check_refusal
 from fedelmy_node.daemon.answers import report_of, with_asking
+from fedelmy_node.daemon.awaiting import Awaiting
 from fedelmy_node.daemon.consent import check_listed
 from fedelmy_node.daemon.disclosure import Disclosed, DisclosedEvents
 from fedelmy_node.daemon.executor import Executor
@@ -29,6 +29,7 @@ from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.preparation import Preparation
 from fedelmy_node.daemon.readiness import tell_supervisor
 from fedelmy_node.daemon.refusals import Refusals
+from fedelmy_node.daemon.switchboard import Switchboard
 from fedelmy_node.daemon.vitals import Vitals
 from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
@@ -97,7 +98,9 @@ class Node:
         self._layout.create()
         self._lock = StateLock(self._layout)
         self._journal = Journal(self._layout.journal, self.site)
-        self._peers = Peers(config, self.site, self._identity)
+        self._switchboard = Switchboard(self._arrived, self._record)
+        self._peers = Peers(config, self.site, self._identity, self._switchboard)
+        self._awaiting = Awaiting(config, self.address, self._peers, self._journal)
         self._workspace = Workspace(config, self._layout)
         self._executor = Executor(config, self._workspace, self._journal, self._peers, self, self._record)
         self._inbox = Inbox(self._journal, self._layout, self._executor.received, self._record)
@@ -112,8 +115,9 @@ class Node:
         logger.info("the audit log is at line %d, whose hash is %s", head.seq, head.sha256)
         local = LocalEndpoint(self._layout.socket, self)
         self._executor.open()
-        self._endpoint.open(self, self, self, self._vitals.truth)
+        self._endpoint.open(self, self, self, self._switchboard, self._vitals.truth)
         logger.info("listens on %s", self.address)
+        self._awaiting.look_again()
         self._open_metrics()
         problem, private = self._vitals.data_problem()
         if problem:  # sites should learn of this now, not when an operator asks
@@ -125,6 +129,8 @@ class Node:
         tell_supervisor("STOPPING=1")
         self._endpoint.look()  # whoever watches this node's health hears it first
         self._preparation.close()
+        self._awaiting.close()
+        self._switchboard.close()
         self._journal.end_streams()
         self._endpoint.close()
         if self._metrics is not None:
@@ -171,9 +177,13 @@ class Node:
     def run_ended(self, run: RunId) -> None:
         """The executor says that a run is over here, or forgotten."""
         self._inbox.forget(run)
+        self._awaiting.look_again()
         with self._guard:
             for key in [key for key in self._told if key[0] == run]:
                 del self._told[key]
+
+    def _arrived(self, site: SiteName) -> None:
+        self._executor.arrived(site)
 
     def faulted(self, error: Exception) -> None:
         """The executor says that it has ended."""
@@ -214,6 +224,7 @@ class Node:
         with self._disclosed.errors():
             prepared, state = self._preparation.accept(signed, operator, check_only=check_only, record=self._record)
         if not check_only:
+            self._awaiting.look_again()
             self._executor.prepared(prepared.slice.run)
         return PrepareAnswer(report=self._disclosed.data(prepared.report), state=state)
 
@@ -301,24 +312,11 @@ class Node:
 
     def health(self) -> Health:
         active, waiting = self._executor.activity() if self._executor.is_alive else ("", ())
-        services = self._vitals.services()
-        free, total = self._vitals.disk()
-        return Health(
-            serving=all(service.serving for service in services),
-            site=self.site,
-            address=self.address,
-            process=os.getpid(),
-            active=active,
-            queue=waiting,
-            problems=tuple(dict.fromkeys(service.reason for service in services if service.reason)),
-            warnings=tuple(self._vitals.warnings()),
-            certificate_expires=self._vitals.certificate_expires(),
-            services=services,
-            free_bytes=free,
-            total_bytes=total,
-            version=__version__,
+        health = self._vitals.health(self.site, self.address)
+        return replace(
+            health, active=active, queue=waiting, warnings=health.warnings + self._awaiting.problems(),
             metrics=self._metrics.address if self._metrics is not None else "",
-        )
+        )  # fmt: skip
 
     def _standing(self) -> str:
         """Why the node as a whole does not work; empty if it does."""
@@ -367,18 +365,15 @@ class Node:
 
     def prune(self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]:
         """Forget these runs, or all that are over and have not changed for so long."""
-        chosen = [self._journal.run(run).summary for run in runs] if runs else [
+        known = [self._journal.run(run).summary for run in runs] or [
             summary
             for summary in self._journal.runs()
             if summary.state.is_over and time.time() - summary.changed_at >= older_seconds
-        ]  # fmt: skip
-        for summary in chosen:
-            if not summary.state.is_final:
-                hint = "Have the operator cancel it first."
-                raise RunError("E-RUN-UNFINISHED", f"run {summary.run} is {summary.state}", hint=hint)
+        ]
+        for summary in known:
+            check_pruning(summary.run, summary.state)
         pruned = tuple(
-            PrunedRun(run=summary.run, state=summary.state, size=self._workspace.size(summary.run))
-            for summary in chosen
+            PrunedRun(run=summary.run, state=summary.state, size=self._workspace.size(summary.run)) for summary in known
         )
         for each in () if dry_run else pruned:
             self._record(Act(act="run-pruned", run=each.run, facts={"state": each.state.value, "bytes": each.size}))

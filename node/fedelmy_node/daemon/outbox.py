@@ -72,10 +72,10 @@ class Outbox:
         for key in [key for key in self._couriers if key[0] == run and key[1] not in edges]:
             self._couriers.pop(key).stop()
 
-    def hurry(self, run: RunId, site: SiteName) -> None:
-        """A receiver is back: do not wait for the next attempt."""
+    def hurry(self, run: RunId | None, site: SiteName) -> None:
+        """A receiver is back, in one run or (None) in all: do not wait for the next attempt."""
         for (known, _), courier in self._couriers.items():
-            if known == run and courier.edge.receiver == site:
+            if run in (None, known) and courier.edge.receiver == site:
                 courier.hurry()
 
     def close(self) -> None:

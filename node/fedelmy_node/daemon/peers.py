@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.turns import Turns
@@ -14,6 +14,11 @@ from fedelmy_node.errors import ConsentError, FedelmyError
 from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.rpc.clients import PeerClient
 
+if TYPE_CHECKING:  # an idle daemon needs none of it
+    from fedelmy_node.daemon.switchboard import Switchboard
+    from fedelmy_node.rpc.awaiting import RelayClient
+    from fedelmy_node.rpc.bridge import Join
+
 __all__ = ["Peers"]
 
 logger = logging.getLogger(__name__)
@@ -22,10 +27,14 @@ logger = logging.getLogger(__name__)
 class Peers:
     """Safe to use from any thread."""
 
-    def __init__(self, config: SiteConfig, site: SiteName, identity: LiveIdentity | None) -> None:
+    def __init__(
+        self, config: SiteConfig, site: SiteName, identity: LiveIdentity | None, switchboard: Switchboard | None = None
+    ) -> None:
+        """`switchboard` has the sites that cannot be called, and wait here."""
         self._config = config
         self._site = site
         self._identity = identity
+        self._switchboard = switchboard
         self.turns: Final = Turns(config.transfers)
         """For hand-overs to any of them."""
         self._lock = threading.Lock()
@@ -56,18 +65,33 @@ class Peers:
         """A new connection to a neighbour of this plan, whose certificate was checked; the caller closes it."""
         from fedelmy_node.rpc.dial import channel_to, open_channel, probe  # and ssl, which an idle daemon does without
 
-        address, live = self.address(plan, site), self._identity
+        address, live, join = self.address(plan, site), self._identity, self.join(site)
         if live is None:
-            channel = open_channel(address, None, expect_role="site", insecure_name=f"site/{self._site}")
+            channel = open_channel(address, None, expect_role="site", insecure_name=f"site/{self._site}", join=join)
             return PeerClient(channel, site, self._config.stall_seconds)
         identity = live()
-        probed = probe(address, identity, expect_role="site", expect_site=site)
+        probed = probe(address, identity, expect_role="site", expect_site=site, join=join)
 
         def look() -> None:
             """A hand-over may take hours: whoever is revoked meanwhile gets no more of it."""
             live().trust.verify(probed.chain)
 
-        return PeerClient(channel_to(address, identity, probed), site, self._config.stall_seconds, look)
+        return PeerClient(channel_to(address, identity, probed, join), site, self._config.stall_seconds, look)
+
+    def relay(self, place: PeerAddress) -> RelayClient:
+        """A new connection to a site at which this one, which cannot be called, waits; the caller closes it."""
+        from fedelmy_node.rpc.awaiting import RelayClient
+        from fedelmy_node.rpc.dial import open_channel
+
+        channel = open_channel(
+            place.address, self._identity() if self._identity else None, expect_role="site", expect_site=place.site,
+            insecure_name=f"site/{self._site}",
+        )  # fmt: skip
+        return RelayClient(channel, place.site or place.address)
+
+    def join(self, site: SiteName) -> Join | None:
+        """How a site that waits here is reached: not by its address; None for all others."""
+        return self._switchboard.join(site) if self._switchboard else None
 
     def _agrees(self, plan: Slice, edge: Edge) -> bool:
         """Consent to send: --peer names the receiver, or the result goes back to whoever contributed to it."""
@@ -117,7 +141,7 @@ class Peers:
 
         assert self._identity is not None
         try:
-            probe(address, self._identity(), expect_site=site, expect_role="site")
+            probe(address, self._identity(), expect_site=site, expect_role="site", join=self.join(site))
         except FedelmyError as error:
             planned = next(neighbour.address for neighbour in plan.neighbours if neighbour.site == site)
             hint = error.hint

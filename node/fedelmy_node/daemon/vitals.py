@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Final
 
+from fedelmy_node import __version__
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.names import Address, SiteName
 from fedelmy_node.domain.narration import bytes_text
-from fedelmy_node.domain.reports import ServiceHealth
+from fedelmy_node.domain.reports import Health, ServiceHealth
 from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import SPARE_BYTES, Layout
@@ -43,6 +45,16 @@ class Vitals:
         self._identity = identity
         self._journal = journal
         self._standing = standing
+
+    def health(self, site: SiteName, address: Address) -> Health:
+        """All that can be told without asking anybody."""
+        services, (free, total) = self.services(), self.disk()
+        return Health(
+            serving=all(service.serving for service in services), site=site, address=address, process=os.getpid(),
+            active="", queue=(), problems=tuple(dict.fromkeys(each.reason for each in services if each.reason)),
+            warnings=tuple(self.warnings()), certificate_expires=self.certificate_expires(), services=services,
+            free_bytes=free, total_bytes=total, version=__version__,
+        )  # fmt: skip
 
     def services(self) -> tuple[ServiceHealth, ...]:
         """Every service by its name in gRPC health, the node itself last."""

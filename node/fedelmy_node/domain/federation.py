@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from fedelmy_node.config.decode import at_most
-from fedelmy_node.domain.names import Address, SiteName, address, site_name
+from fedelmy_node.domain.names import Address, SiteName, place, site_name
 from fedelmy_node.errors import ConfigError
 
 __all__ = [
@@ -214,7 +214,7 @@ class Member:
 
     def __post_init__(self) -> None:
         site_name(self.name)
-        address(self.address)
+        place(self.address)
         if self.patience is not None:
             Absence(patience_seconds=seconds_of(self.patience))
 

@@ -12,7 +12,7 @@ from fedelmy_node.errors import ConfigError
 __all__ = [
     "SiteName", "RunId", "StepId", "EdgeId", "Address", "PeerAddress",
     "site_name", "run_id", "step_id", "known_edge", "site_of", "edge_id", "edge_ends",
-    "address", "peer_address", "file_stem",
+    "address", "place", "by_way_of", "peer_address", "file_stem",
 ]  # fmt: skip
 
 SiteName = NewType("SiteName", str)
@@ -24,7 +24,7 @@ StepId = NewType("StepId", str)
 EdgeId = NewType("EdgeId", str)
 """One way to meet a need within a plan: `source step>target step`, and `/need` if it is a way around."""
 Address = NewType("Address", str)
-"""Where a node listens: `host:port`, `[v6]:port`."""
+"""Where a node is: `host:port`, `[v6]:port`; or `host:port/site`, if that site is reached by way of the node there."""
 
 _LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 _RUN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
@@ -94,9 +94,24 @@ def address(text: str) -> Address:
     return Address(text)
 
 
+def place(text: str) -> Address:
+    """Where a node can be reached: `host:port`, or `host:port/site` by way of another one."""
+    direct, slash, site = text.partition("/")
+    address(direct)
+    if slash:
+        site_name(site)
+    return Address(text)
+
+
+def by_way_of(where: Address) -> tuple[Address, SiteName] | None:
+    """The node that connects, and the site that is meant; None for an address that is called directly."""
+    direct, slash, site = where.partition("/")
+    return (Address(direct), SiteName(site)) if slash else None
+
+
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Whom a site agrees to send to, and where: `[SITE=]HOST:PORT`."""
+    """Whom a site agrees to send to, and where: `[SITE=]HOST:PORT[/SITE]`."""
 
     site: SiteName | None
     """None: whatever site's certificate is found at the address."""
@@ -108,8 +123,13 @@ class PeerAddress:
 
 def peer_address(text: str) -> PeerAddress:
     """The value of --peer."""
-    name, separator, place = text.rpartition("=")
-    return PeerAddress(site_name(name) if separator else None, address(place))
+    name, separator, where = text.rpartition("=")
+    found = place(where)
+    relayed = by_way_of(found)
+    site = site_name(name) if separator else relayed[1] if relayed else None
+    if relayed and relayed[1] != site:
+        raise ConfigError("E-CONFIG-ADDRESS", f"{_shown(text)} names two sites: {site} and {relayed[1]}")
+    return PeerAddress(site, found)
 
 
 def _shown(text: str) -> str:

@@ -21,7 +21,7 @@ from fedelmy_node.domain.names import (
     RunId,
     SiteName,
     StepId,
-    address,
+    place,
     run_id,
     site_name,
     site_of,
@@ -57,7 +57,7 @@ class Neighbour:
 
     def __post_init__(self) -> None:
         site_name(self.site)
-        address(self.address)
+        place(self.address)
 
 
 @dataclass(frozen=True, kw_only=True)

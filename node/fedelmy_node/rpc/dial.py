@@ -4,23 +4,52 @@ A channel is made after a pre-flight has met and checked the other end, and it t
 certificate that was met (BoringSSL takes a leaf as a trust anchor; a test proves that another leaf of the
 same CA is refused). So a channel belongs to one conversation: when a peer has renewed its certificate, calls
 fail with UNAVAILABLE, and whoever retries opens a new channel.
+
+A site that cannot be called is joined with instead (`bridge`): by way of the node that its address names, or, where it
+waits at this very node, by the `join` that the caller has. Its certificate is looked at as any other's.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 
-from fedelmy_node.domain.names import Address, SiteName
+from fedelmy_node.domain.names import Address, SiteName, by_way_of
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.subject import Role, Subject
-from fedelmy_node.rpc.preflight import PROBE_SECONDS, Probed, probe, reach
+from fedelmy_node.rpc import preflight
+from fedelmy_node.rpc.bridge import Bridge, BridgedChannel, Join, connected, reach_through
+from fedelmy_node.rpc.preflight import PROBE_SECONDS, Connect, Probed, Seen
 from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, CLAIM_KEY
 
-__all__ = ["Probed", "probe", "open_channel", "channel_to"]
+__all__ = ["Probed", "Join", "probe", "reach", "open_channel", "channel_to"]
+
+
+def probe(
+    address: Address,
+    identity: Identity,
+    *,
+    expect_role: Role,
+    expect_site: SiteName | None = None,
+    seen: Seen | None = None,
+    join: Join | None = None,
+) -> Probed:
+    """Shake hands with whoever is at `address`, wherever it waits; raises what is wrong, returns who it is."""
+    join = join or _by_way(address, identity)
+    return preflight.probe(
+        address, identity, expect_role=expect_role, expect_site=expect_site, seen=seen,
+        connect=_joined(join) if join else None,
+    )  # fmt: skip
+
+
+def reach(address: Address, insecure_name: str, deadline: float, seen: Seen) -> socket.socket:
+    """A connection to an address where nothing is checked (`--insecure`)."""
+    join = _by_way(address, None, insecure_name)
+    return (_joined(join) if join else preflight.reach)(address, deadline, seen)
 
 
 def open_channel(
@@ -30,7 +59,7 @@ def open_channel(
     expect_role: Role,
     expect_site: SiteName | None = None,
     insecure_name: str | None = None,
-    timeout_seconds: float = PROBE_SECONDS,
+    join: Join | None = None,
 ) -> grpc.Channel:
     """A channel to the site at `address`, whose certificate was checked; the caller closes it.
 
@@ -39,12 +68,13 @@ def open_channel(
     """
     if identity is None:
         assert insecure_name is not None, "without an identity, the caller's name must be given"
-        return _insecure_channel(address, Subject.parse(insecure_name), timeout_seconds)
-    probed = probe(address, identity, expect_role=expect_role, expect_site=expect_site, timeout_seconds=timeout_seconds)
-    return channel_to(address, identity, probed)
+        join = join or _by_way(address, None, insecure_name)
+        return _insecure_channel(address, Subject.parse(insecure_name), join)
+    probed = probe(address, identity, expect_role=expect_role, expect_site=expect_site, join=join)
+    return channel_to(address, identity, probed, join)
 
 
-def channel_to(address: Address, identity: Identity, probed: Probed) -> grpc.Channel:
+def channel_to(address: Address, identity: Identity, probed: Probed, join: Join | None = None) -> grpc.Channel:
     """A channel to whom `probe` just met at `address`, and to nobody else."""
     credentials = grpc.ssl_channel_credentials(
         # Given explicitly, so that neither the system's CAs nor $GRPC_DEFAULT_SSL_ROOTS_FILE_PATH count.
@@ -53,12 +83,49 @@ def channel_to(address: Address, identity: Identity, probed: Probed) -> grpc.Cha
         certificate_chain=identity.certificate_pem,
     )
     options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", probed.tls_name))
-    return grpc.secure_channel(_target(address), credentials, options)
+    return _bridged(
+        address, join or _by_way(address, identity), lambda at: grpc.secure_channel(_target(at), credentials, options)
+    )
 
 
-def _insecure_channel(address: Address, claim: Subject, timeout_seconds: float) -> grpc.Channel:
-    reach(address, time.monotonic() + timeout_seconds).close()
-    return grpc.intercept_channel(grpc.insecure_channel(_target(address), CHANNEL_OPTIONS), _Claim(claim))
+def _insecure_channel(address: Address, claim: Subject, join: Join | None) -> grpc.Channel:
+    (_joined(join) if join else preflight.reach)(address, time.monotonic() + PROBE_SECONDS, Seen()).close()
+
+    def channel(at: Address) -> grpc.Channel:
+        return grpc.intercept_channel(grpc.insecure_channel(_target(at), CHANNEL_OPTIONS), _Claim(claim))
+
+    return _bridged(address, join, channel)
+
+
+def _bridged(address: Address, join: Join | None, channel: Callable[[Address], grpc.Channel]) -> grpc.Channel:
+    if join is None:
+        return channel(address)
+    bridge = Bridge(join)
+    return BridgedChannel(channel(bridge.address), bridge)
+
+
+def _by_way(address: Address, identity: Identity | None, insecure_name: str | None = None) -> Join | None:
+    """How to be joined with a site by way of the node that its address names; None for one that is called directly."""
+    relayed = by_way_of(address)
+    if relayed is None:
+        return None
+    node, site = relayed
+
+    def join(end: socket.socket, deadline: float) -> None:
+        channel = open_channel(node, identity, expect_role="site", insecure_name=insecure_name)
+        reach_through(channel, node, site, end, deadline)
+
+    return join
+
+
+def _joined(join: Join) -> Connect:
+    def connect(address: Address, deadline: float, seen: Seen) -> socket.socket:
+        seen.stage, began = "tcp", time.monotonic()
+        end = connected(join, deadline)
+        seen.tcp_seconds = time.monotonic() - began
+        return end
+
+    return connect
 
 
 def _target(address: Address) -> str:

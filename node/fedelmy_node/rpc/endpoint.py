@@ -15,6 +15,7 @@ from fedelmy_node.rpc.calling import Refusal, log_refusal
 from fedelmy_node.rpc.guard import Guard, LocalGuard, Permit
 from fedelmy_node.rpc.health import HealthService, Look
 from fedelmy_node.rpc.quotas import Budget
+from fedelmy_node.rpc.relaying import RELAY_BUDGETS, RELAY_RULES, RelayHandler, add_relay
 from fedelmy_node.rpc.serve import make_local_server, make_server
 from fedelmy_node.rpc.services import (
     RULES,
@@ -36,6 +37,7 @@ BUDGETS: Final[Mapping[str, Budget]] = {
     "neighbours": Budget(at_once=128, share=32, per_second=5, burst=100),
     "probes": Budget(at_once=8, share=2, per_second=1, burst=10),
     "measurements": Budget(at_once=4, share=2, per_second=0.5, burst=60),
+    **RELAY_BUDGETS,
 }
 """One kind of call cannot starve another, and one caller cannot starve the others of its kind."""
 _GRACE_SECONDS: Final = 2.0
@@ -54,15 +56,23 @@ class Endpoint:
     ) -> None:
         believe = None if identity is None else lambda: identity().trust
         self._guard = guard = Guard(
-            RULES, BUDGETS, believe=believe, stall_seconds=stall_seconds, permit=permit, on_refusal=on_refusal
+            {**RULES, **RELAY_RULES},
+            BUDGETS,
+            believe=believe,
+            stall_seconds=stall_seconds,
+            permit=permit,
+            on_refusal=on_refusal,
         )
         self._server, self.address = make_server(listen, identity, interceptors=[guard], workers=guard.workers)
         self._health = HealthService()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    def open(self, control: ControlHandler, peer: PeerHandler, transfer: TransferHandler, truth: Look) -> None:
+    def open(
+        self, control: ControlHandler, peer: PeerHandler, transfer: TransferHandler, relay: RelayHandler, truth: Look
+    ) -> None:
         """Answer; `truth` says which services work, whenever somebody asks for health."""
         add_network(self._server, control, peer, transfer)
+        add_relay(self._server, relay)
         self._health.open(truth)
         self._server.start()
 

@@ -41,6 +41,8 @@ _LOCAL_STALL_SECONDS: Final = 3600.0
 _REFUSING_THREADS: Final = 4
 """Threads beyond all budgets, so that a node that is full still has the time to say so."""
 
+_SILENT_SECONDS: Final = 366 * 86_400.0
+
 _HOLD_SECONDS: Final = 2.0
 """How long whoever calls too often waits for the answer that it does. What it has sent waits, too, and takes memory."""
 
@@ -60,6 +62,8 @@ class Rule:
     """Roles that may call it."""
     budget: str
     """What it is counted against while it runs."""
+    may_be_silent: bool = False
+    """Whether a stream of requests may pause for as long as it likes; keep-alive finds callers that are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ class Guard(grpc.ServerInterceptor):
         self._rules = dict(rules)
         self._quotas = Quotas(budgets)
         self._alarms = Alarms()
-        self._patience = self._alarms, stall_seconds
+        self._stall_seconds = stall_seconds
         self._believe = believe
         self._permit = permit
         self._on_refusal = on_refusal
@@ -119,6 +123,9 @@ class Guard(grpc.ServerInterceptor):
     def calls(self) -> Mapping[str, int]:
         """Calls under way, by budget."""
         return self._quotas.running()
+
+    def _patience(self, rule: Rule) -> tuple[float, float]:
+        return (_SILENT_SECONDS if rule.may_be_silent else self._stall_seconds), self._stall_seconds
 
     def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
         method: str = handler_call_details.method
@@ -136,7 +143,7 @@ class Guard(grpc.ServerInterceptor):
                 with _errors_answered(method, context, self._on_refusal):
                     admitted = self._admit(method, rule, context)
                     with self._quotas.taken(rule.budget, str(admitted)):
-                        _answer(handler, requests, context, send, self._patience)
+                        _answer(handler, requests, context, send, self._alarms, self._patience(rule))
             except TooOftenError as error:
                 self._hold(context, send, error)
             finally:
@@ -183,7 +190,7 @@ class LocalGuard(grpc.ServerInterceptor):
 
         def run(requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
             with _errors_answered(method, context, log_refusal):
-                _answer(handler, requests, context, send, (self._alarms, _LOCAL_STALL_SECONDS))
+                _answer(handler, requests, context, send, self._alarms, (_LOCAL_STALL_SECONDS, _LOCAL_STALL_SECONDS))
 
         return handler and _taken_as_streams(handler, run)
 
@@ -254,11 +261,12 @@ def _taken_as_streams(handler: Any, run: Callable[..., None]) -> Any:
 
 
 def _answer(
-    handler: Any, requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send, patience: tuple[Alarms, float]
-) -> None:
-    """Read what the handler needs, and send what it answers."""
-    inflow: Inflow[Any] = Inflow(requests, handler.request_deserializer or bytes, context, *patience)
-    outflow = Outflow(send, context, *patience)
+    handler: Any, requests: Iterator[bytes], context: grpc.ServicerContext, send: _Send, alarms: Alarms,
+    patience: tuple[float, float],
+) -> None:  # fmt: skip
+    """Read what the handler needs, and send what it answers; `patience`: with what comes, with what is to be read."""
+    inflow: Inflow[Any] = Inflow(requests, handler.request_deserializer or bytes, context, alarms, patience[0])
+    outflow = Outflow(send, context, alarms, patience[1])
     try:
         request = inflow if handler.request_streaming else inflow.only()
         behavior = handler.stream_stream or handler.unary_stream or handler.stream_unary or handler.unary_unary

@@ -12,7 +12,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ from fedelmy_node.identity.certificates import UNREADABLE, fingerprint, public_k
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.subject import Role, Subject
 
-__all__ = ["Probed", "Seen", "Stage", "probe", "reach", "PROBE_SECONDS"]
+__all__ = ["Probed", "Seen", "Stage", "Connect", "probe", "reach", "PROBE_SECONDS"]
 
 PROBE_SECONDS: Final = 10.0
 """Enough for a slow link; a handshake takes three round trips."""
@@ -78,6 +78,10 @@ class Seen:
     """Who signed the certificate that was shown, by its own word."""
 
 
+Connect = Callable[[Address, float, Seen], socket.socket]
+"""A connection to an address before a deadline; what is seen on the way is noted."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probed:
     """Whom a handshake met; everything here was checked against whom we trust."""
@@ -108,21 +112,24 @@ def probe(
     *,
     expect_role: Role,
     expect_site: SiteName | None = None,
-    timeout_seconds: float = PROBE_SECONDS,
     seen: Seen | None = None,
+    connect: Connect | None = None,
 ) -> Probed:
-    """Shake hands with whoever is at `address`; raises what is wrong, returns who it is."""
+    """Shake hands with whoever is at `address`; raises what is wrong, returns who it is.
+
+    `connect` goes there in another way than by TCP.
+    """
     seen = seen or Seen()
     if identity.not_after < datetime.now(UTC):
         raise IdentityError(
             "E-IDENTITY-EXPIRED", f"our own certificate expired on {identity.not_after:%Y-%m-%d %H:%M} UTC"
         )
-    deadline = time.monotonic() + timeout_seconds
+    deadline = time.monotonic() + PROBE_SECONDS
     for _ in range(2):
         # A server that stops just now hangs up like one that refuses us. A second try tells them apart: then
         # nobody listens any more, or the successor answers.
         try:
-            return _shake_hands(address, identity, expect_role, expect_site, deadline, seen)
+            return _shake_hands(address, identity, (expect_role, expect_site), connect or reach, deadline, seen)
         except _HungUpError as error:
             verdict = error.verdict
     raise verdict
@@ -179,12 +186,13 @@ def _not_connected(error: OSError) -> tuple[str, str | None]:
 
 
 def _shake_hands(
-    address: Address, identity: Identity, role: Role, site: SiteName | None, deadline: float, seen: Seen
-) -> Probed:
-    started = time.monotonic()
+    address: Address, identity: Identity, expected: tuple[Role, SiteName | None], connect: Connect, deadline: float,
+    seen: Seen,
+) -> Probed:  # fmt: skip
+    (role, site), started = expected, time.monotonic()
     context = _tls_context(identity)
     server_name = Subject(name=site, role=role).dns_name if site else None
-    with reach(address, deadline, seen) as plain, _handshake_errors(address, server_name, deadline, seen):
+    with connect(address, deadline, seen) as plain, _handshake_errors(address, server_name, deadline, seen, connect):
         seen.stage = "tls"
         plain.settimeout(_remaining(deadline))
         with context.wrap_socket(plain, server_hostname=server_name) as secure:
@@ -301,7 +309,9 @@ def _await_settings(address: Address, identity: Identity, secure: ssl.SSLSocket,
 
 
 @contextmanager
-def _handshake_errors(address: Address, server_name: str | None, deadline: float, seen: Seen) -> Iterator[None]:
+def _handshake_errors(
+    address: Address, server_name: str | None, deadline: float, seen: Seen, connect: Connect
+) -> Iterator[None]:
     """The one place that knows how OpenSSL words its errors."""
     try:
         yield
@@ -310,7 +320,7 @@ def _handshake_errors(address: Address, server_name: str | None, deadline: float
         if error.verify_code in _EXPIRED_CODES:
             message = f"the certificate of {address} {_EXPIRED_CODES[error.verify_code]}, by this machine's clock"
             raise IdentityError("E-IDENTITY-EXPIRED", message) from error
-        seen.issuer = _shown_issuer(address, server_name, deadline)
+        seen.issuer = _shown_issuer(address, server_name, deadline, connect)
         signer = f"{seen.issuer!r} signed it" if seen.issuer else error.verify_message
         message = f"the certificate of {address} is not of our federation: {signer}"
         raise IdentityError("E-IDENTITY-UNTRUSTED", message, hint=_FOREIGN_CA) from error
@@ -350,7 +360,7 @@ def _issuer(certificate: x509.Certificate) -> str:
         return ""
 
 
-def _shown_issuer(address: Address, server_name: str | None, deadline: float) -> str:
+def _shown_issuer(address: Address, server_name: str | None, deadline: float, connect: Connect) -> str:
     """Who signed what is shown there: `ssl` does not tell of a certificate that it refuses, so it is asked to take it.
 
     Nothing is sent on this connection, not even our certificate; the name is asked for as before, because a proxy makes
@@ -360,7 +370,7 @@ def _shown_issuer(address: Address, server_name: str | None, deadline: float) ->
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols([_ALPN])
     try:
-        with reach(address, deadline) as plain:
+        with connect(address, deadline, Seen()) as plain:
             plain.settimeout(_remaining(deadline))
             with context.wrap_socket(plain, server_hostname=server_name) as secure:
                 return _issuer(_chain(secure)[0])

@@ -16,9 +16,9 @@ from fedelmy_node.domain.narration import bytes_text, duration_text
 from fedelmy_node.errors import FedelmyError, PeerError
 from fedelmy_node.identity.certificates import expiry_warning
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc.dial import Probed, channel_to, open_channel, probe
+from fedelmy_node.rpc.dial import Join, Probed, channel_to, open_channel, probe, reach
 from fedelmy_node.rpc.measuring import Measurement, measure
-from fedelmy_node.rpc.preflight import PROBE_SECONDS, Seen, Stage, reach
+from fedelmy_node.rpc.preflight import PROBE_SECONDS, Seen, Stage
 
 if TYPE_CHECKING:
     from grpc import Channel
@@ -41,17 +41,22 @@ class Caller:
     """There need not be one."""
 
 
-def examine_peer(peer: PeerAddress, me: Caller, tell: Tell = lambda _: None) -> Iterator[Finding]:
-    """What is at an address, and how it is to get there; the first failure is the last finding."""
+def examine_peer(
+    peer: PeerAddress, me: Caller, tell: Tell = lambda _: None, join: Join | None = None
+) -> Iterator[Finding]:
+    """What is at an address, and how it is to get there; the first failure is the last finding.
+
+    `join`: it is not called but waits at this very node.
+    """
     subject, seen = f"peer {peer}", Seen()
     tell(f"looking for {peer}")
     probed: Probed | None = None
     try:
         if me.identity is None:
-            reach(peer.address, time.monotonic() + PROBE_SECONDS, seen).close()
+            reach(peer.address, me.name, time.monotonic() + PROBE_SECONDS, seen).close()
             seen.stage = "tls"
         else:
-            probed = probe(peer.address, me.identity, expect_role="site", expect_site=peer.site, seen=seen)
+            probed = probe(peer.address, me.identity, expect_role="site", expect_site=peer.site, seen=seen, join=join)
     except FedelmyError as error:
         yield from _passed(subject, peer, seen, seen.stage)
         yield Finding.of(error, subject, seen.stage)
@@ -65,7 +70,7 @@ def examine_peer(peer: PeerAddress, me: Caller, tell: Tell = lambda _: None) -> 
         yield from _passed(subject, peer, seen, None)
         yield _certificate(subject, probed, seen)
     tell(f"measuring the way to {peer}")
-    yield from _measured(subject, peer, me, probed)
+    yield from _measured(subject, peer, me, probed, join)
 
 
 def _passed(subject: str, peer: PeerAddress, seen: Seen, until: Stage | None) -> Iterator[Finding]:
@@ -80,7 +85,7 @@ def _passed(subject: str, peer: PeerAddress, seen: Seen, until: Stage | None) ->
     for stage in get_args(Stage):
         if stage == until:
             return
-        if stage == "certificate" or (stage == "dns" and _is_number(peer)):
+        if stage == "certificate" or (stage == "dns" and (_is_number(peer) or not seen.addresses)):
             continue
         private = ", ".join(seen.addresses) if stage == "dns" else ""
         yield Finding(subject=subject, check=stage, verdict="ok", message=texts[stage], private=private)
@@ -118,21 +123,23 @@ def _certificate(subject: str, probed: Probed, seen: Seen) -> Finding:
 
 
 @contextmanager
-def _channel(peer: PeerAddress, me: Caller, probed: Probed | None) -> Iterator[Channel]:
+def _channel(peer: PeerAddress, me: Caller, probed: Probed | None, join: Join | None) -> Iterator[Channel]:
     if me.identity is None or probed is None:
-        channel = open_channel(peer.address, None, expect_role="site", insecure_name=me.name)
+        channel = open_channel(peer.address, None, expect_role="site", insecure_name=me.name, join=join)
     else:
-        channel = channel_to(peer.address, me.identity, probed)
+        channel = channel_to(peer.address, me.identity, probed, join)
     try:
         yield channel
     finally:
         channel.close()
 
 
-def _measured(subject: str, peer: PeerAddress, me: Caller, probed: Probed | None) -> Iterator[Finding]:
+def _measured(
+    subject: str, peer: PeerAddress, me: Caller, probed: Probed | None, join: Join | None
+) -> Iterator[Finding]:
     name = probed.subject.name if probed else peer.site or peer.address
     try:
-        with _channel(peer, me, probed) as channel:
+        with _channel(peer, me, probed, join) as channel:
             measured = measure(channel, name)
     except FedelmyError as error:
         if error.code == "E-PEER-CONTRACT":

@@ -67,7 +67,8 @@ class PlanExamination:
             if refusal is not None:
                 yield Finding.of(refusal, subject, "consent")
                 continue
-            for finding in examine_peer(PeerAddress(site, self.peers.address(self.plan, site)), me):
+            place = PeerAddress(site, self.peers.address(self.plan, site))
+            for finding in examine_peer(place, me, join=self.peers.join(site)):
                 yield replace(finding, subject=subject)
 
     def _work(self) -> Iterator[Finding]:

@@ -1,0 +1,136 @@
+"""Sites that cannot be called wait here; whoever wants one of them is connected when it has called back.
+
+A ring goes down the stream that the site holds, the site answers with a call of its own, and the two ends are one
+connection. This node sees how many bytes pass, and nothing else: what they say is encrypted from end to end.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.errors import PeerError
+from fedelmy_node.rpc.bridge import Join, connected
+from fedelmy_node.store.audit import Act, Record, silent
+
+__all__ = ["Switchboard"]
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_SECONDS: Final = 10.0
+"""A site that listens calls back at once; one that does not may have lost its connection without knowing it."""
+
+
+class _Rings:
+    """What one site that waits is told; closed when it goes, or when it comes again."""
+
+    def __init__(self, ended: Callable[[_Rings], None]) -> None:
+        self._ended = ended
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def __iter__(self) -> Iterator[str]:
+        while (ring := self._queue.get()) is not None:
+            yield ring
+
+    def ring(self, ring: str) -> None:
+        self._queue.put(ring)
+
+    def close(self) -> None:
+        self._ended(self)
+        self._queue.put(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Somebody waits for a site to call back."""
+
+    site: SiteName
+    end: socket.socket
+    """To be carried by the answer."""
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+class Switchboard:
+    """Safe to use from any thread."""
+
+    def __init__(self, arrived: Callable[[SiteName], None], record: Record = silent) -> None:
+        """`arrived` is told of every site that begins to wait here."""
+        self._arrived = arrived
+        self._record = record
+        self._lock = threading.Lock()
+        self._waiting: dict[SiteName, _Rings] = {}
+        self._wanted: dict[str, _Wanted] = {}
+
+    def rings(self, site: SiteName) -> _Rings:
+        """A site begins to wait; if it did before, nobody listens there any more."""
+        rings = _Rings(partial(self._left, site))
+        with self._lock:
+            before, self._waiting[site] = self._waiting.get(site), rings
+        if before is not None:
+            before.close()
+        else:
+            logger.info("%s cannot be called, and waits here to be called back", site)
+        self._arrived(site)
+        return rings
+
+    def join(self, site: SiteName) -> Join | None:
+        """How this node itself speaks with a site that waits here; None if it does not."""
+        with self._lock:
+            return partial(self._join, site) if site in self._waiting else None
+
+    def reach(self, site: SiteName) -> socket.socket:
+        """For whoever calls this node to be connected with `site`: the end that is joined with it."""
+        self._record(Act(act="call-relayed", facts={"to": f"site/{site}"}, must=False))
+        return connected(partial(self._join, site), time.monotonic() + _ANSWER_SECONDS)
+
+    def answer(self, site: SiteName, ring: str) -> socket.socket:
+        """A site calls back: the end that it is to be connected with."""
+        with self._lock:
+            wanted = self._wanted.get(ring)
+            if wanted is None or wanted.site != site:
+                raise PeerError("E-PEER-PROTOCOL", "nobody waits for this answer any more")
+            del self._wanted[ring]
+        wanted.answered.set()
+        return wanted.end
+
+    def close(self) -> None:
+        """Nobody waits here any more."""
+        with self._lock:
+            waiting = list(self._waiting.values())
+        for rings in waiting:
+            rings.close()
+
+    def _join(self, site: SiteName, end: socket.socket, deadline: float) -> None:
+        ring, wanted = secrets.token_hex(16), _Wanted(site, end)
+        with self._lock:
+            rings = self._waiting.get(site)
+            if rings is not None:
+                self._wanted[ring] = wanted
+        if rings is None:
+            hint = (
+                f'Start the node of {site} with direction = "pull" and this node as a --peer, or correct the address.'
+            )
+            raise PeerError("E-PEER-UNREACHABLE", f"{site} does not wait here to be called back", hint=hint)
+        rings.ring(ring)
+        wanted.answered.wait(max(0.0, min(_ANSWER_SECONDS, deadline - time.monotonic())))
+        with self._lock:
+            unanswered = self._wanted.pop(ring, None) is not None
+        if unanswered:
+            raise PeerError("E-PEER-UNREACHABLE", f"{site} waits here but does not call back")
+
+    def _left(self, site: SiteName, rings: _Rings) -> None:
+        with self._lock:
+            gone = self._waiting.get(site) is rings
+            if gone:
+                del self._waiting[site]
+        if gone:
+            logger.info("%s does not wait here any more", site)

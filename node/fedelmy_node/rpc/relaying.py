@@ -1,0 +1,100 @@
+"""The servicer of Relay: it connects callers with sites that wait here, and looks at both again while they speak."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+from grpc import Server
+from grpc import ServicerContext as Context
+
+from fedelmy_node.domain.names import SiteName, site_name
+from fedelmy_node.errors import ConfigError, PeerError
+from fedelmy_node.rpc.again import Again
+from fedelmy_node.rpc.bridge import carry
+from fedelmy_node.rpc.guard import Rule, caller, recheck
+from fedelmy_node.rpc.quotas import Budget
+from fedelmy_proto.v1 import relay_pb2, relay_pb2_grpc
+
+__all__ = ["RELAY_RULES", "RELAY_BUDGETS", "RelayHandler", "Rings", "add_relay"]
+
+RELAY_RULES: Final[Mapping[str, Rule]] = {
+    "/fedelmy.v1.Relay/Await": Rule(roles=("site",), budget="awaiting"),
+    "/fedelmy.v1.Relay/Answer": Rule(roles=("site",), budget="relays", may_be_silent=True),
+    "/fedelmy.v1.Relay/Reach": Rule(roles=("site", "operator"), budget="relays", may_be_silent=True),
+}
+RELAY_BUDGETS: Final[Mapping[str, Budget]] = {
+    "awaiting": Budget(at_once=64, share=2, per_second=1, burst=30),
+    "relays": Budget(at_once=96, share=24, per_second=5, burst=100),
+}
+"""A run's neighbour holds one connection to watch and one per hand-over, an operator two."""
+_MAX_RING: Final = 64
+
+
+class Rings(Protocol):
+    """Rings for one site as they come; `close` ends them from any thread."""
+
+    def __iter__(self) -> Iterator[str]: ...
+    def close(self) -> None: ...
+
+
+class RelayHandler(Protocol):
+    """How sites that cannot be called are reached by way of this one."""
+
+    def rings(self, site: SiteName) -> Rings: ...
+    def answer(self, site: SiteName, ring: str) -> socket.socket: ...
+    def reach(self, site: SiteName) -> socket.socket: ...
+
+
+class _Relay(relay_pb2_grpc.RelayServicer):
+    def __init__(self, handler: RelayHandler) -> None:
+        self._handler = handler
+
+    def Await(self, request: relay_pb2.AwaitRequest, context: Context) -> Iterator[relay_pb2.Ring]:
+        rings = self._handler.rings(SiteName(caller(context).name))
+        if not context.add_callback(rings.close):
+            rings.close()
+        yield relay_pb2.Ring()
+        for ring in rings:
+            recheck(context)
+            yield relay_pb2.Ring(id=ring)
+
+    def Answer(self, request_iterator: Iterator[relay_pb2.Carried], context: Context) -> Iterator[relay_pb2.Carried]:
+        ring = _first(request_iterator).ring[:_MAX_RING]
+        yield from _carried(self._handler.answer(SiteName(caller(context).name), ring), request_iterator, context)
+
+    def Reach(self, request_iterator: Iterator[relay_pb2.Carried], context: Context) -> Iterator[relay_pb2.Carried]:
+        try:
+            wanted = site_name(_first(request_iterator).site)
+        except ConfigError as error:
+            raise PeerError("E-PEER-PROTOCOL", error.message) from error
+        end = self._handler.reach(wanted)
+        yield relay_pb2.Carried()
+        yield from _carried(end, request_iterator, context)
+
+
+def _first(messages: Iterator[relay_pb2.Carried]) -> relay_pb2.Carried:
+    message = next(messages, None)
+    if message is None:
+        raise PeerError("E-PEER-PROTOCOL", "a call came without its message")
+    return message
+
+
+def _carried(
+    end: socket.socket, messages: Iterator[relay_pb2.Carried], context: Context
+) -> Iterator[relay_pb2.Carried]:
+    look = Again(lambda: recheck(context))
+
+    def incoming() -> Iterator[bytes]:
+        for message in messages:
+            look()
+            yield message.data
+
+    for data in carry(end, incoming()):
+        yield relay_pb2.Carried(data=data)
+
+
+def add_relay(server: Server, handler: RelayHandler) -> None:
+    """Put it on the network server."""
+    relay_pb2_grpc.add_RelayServicer_to_server(_Relay(handler), server)
