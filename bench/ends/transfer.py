@@ -23,6 +23,7 @@ import grpc
 from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.config.decode import decode
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, run_id
@@ -35,7 +36,7 @@ from fedelmy_node.rpc.guard import Guard
 from fedelmy_node.rpc.serve import make_server
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 from fedelmy_proto.v1 import transfer_pb2, transfer_pb2_grpc
 
 EDGE = EdgeId("train.1@north>train.2@south")

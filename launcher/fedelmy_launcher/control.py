@@ -221,10 +221,10 @@ def prepare_run(sites: Sites, plan: Plan) -> dict[SiteName, RunReport]:
             raise type(problem)(problem.code, problem.message, hint=hint)
         raise problem
     known, unknown = sites.reports(plan.run)
-    plan = replace(plan, plan_id=_plan_id(known.values()))
+    plan = replace(plan, plan_id=plan.plan_id or _plan_id(known.values()))
     is_new = all(report.state in (RunState.CANCELLED, RunState.EXPIRED) for report in known.values())
     is_new &= all(refusal.error.code == "E-RUN-UNKNOWN" for refusal in unknown)
-    accepted, refusals = sites.prepare(plan, check_only=False)
+    accepted, refusals = sites.prepare(plan, check_only=False, sites=nodes)
     if refusals:
         # A run that exists is never ended by an attempt to follow it, unless a person has refused it.
         if is_new or any(refusal.error.code == "E-CONSENT-REFUSED" for refusal in refusals):

@@ -22,6 +22,7 @@ from fedelmy_launcher.plans import signed_cancel, signed_slices
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.config.decode import canonical_json, encode
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon.admission import check_approval, check_refusal
 from fedelmy_node.daemon.answers import report_of, with_asking
 from fedelmy_node.daemon.inbox import Inbox
@@ -56,7 +57,7 @@ from fedelmy_node.store.audit import Act, AuditLog
 from fedelmy_node.store.details import DetailsHandler
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, RunRecord, read_slice
+from fedelmy_node.store.records import Prepared, RunRecord
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
 __all__ = ["doors", "request_seeds", "answer_seeds"]
@@ -169,6 +170,10 @@ class _Node:
 
     def show(self, run: RunId) -> RunReport:
         return with_asking(self.report(run), journal().run(run), Consent(), 1.8e9)
+
+    def accept(self, signed: Signed) -> tuple[RunId, RunState]:
+        self.prepare(signed, "o", check_only=False, examine=False)
+        return RUN, RunState.PENDING
 
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
         check_approval(journal().run(run), plan_sha256)
@@ -422,6 +427,7 @@ def request_seeds() -> Mapping[str, list[bytes]]:
         "/fedelmy.v1.Admin/Runs": [b""],
         "/fedelmy.v1.Admin/Show": [run],
         "/fedelmy.v1.Admin/Model": [b"", _pb(admin_pb2.ModelRequest(run=RUN))],
+        "/fedelmy.v1.Admin/Accept": [_pb(admin_pb2.AcceptRequest(slice=s)) for s in slices],
         "/fedelmy.v1.Admin/Approve": [_pb(admin_pb2.ApproveRequest(run=RUN, plan_sha256=record().prepared.sha256))],
         "/fedelmy.v1.Admin/Refuse": [_pb(admin_pb2.RefuseRequest(run=RUN, reason="not with these classes"))],
         "/fedelmy.v1.Admin/Prune": [_pb(admin_pb2.PruneRequest(runs=[RUN], older_seconds=60, dry_run=True))],
@@ -548,6 +554,7 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
         "MeasureReply": [_pb(convert.measured_to_pb(_measured(70)))],
         "StartReply": [_pb(control_pb2.StartReply(state="running"))],
         "RevokeReply": [_pb(control_pb2.RevokeReply(number=3))],
+        "AcceptReply": [_pb(admin_pb2.AcceptReply(run=RUN, state="pending"))],
         "ApproveReply": [_pb(admin_pb2.ApproveReply(state="prepared"))],
         "RefuseReply": [_pb(admin_pb2.RefuseReply(state="cancelled"))],
         "CancelReply": [_pb(control_pb2.CancelReply(state="cancelled"))],

@@ -35,6 +35,7 @@ from fedelmy_node.cli.audit import audit_line
 from fedelmy_node.cli.findings import finding_json, finding_lines
 from fedelmy_node.cli.runs import detail_lines, report_lines
 from fedelmy_node.config.decode import canonical_json, encode
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.daemon.orders import decode_cancel
 from fedelmy_node.daemon.words import after_word, repeat_lost, take_words
@@ -70,7 +71,6 @@ from fedelmy_node.store.audit import Act, AuditLog
 from fedelmy_node.store.audit_check import Verdict, entries
 from fedelmy_node.store.audit_check import verify as verify_audit
 from fedelmy_node.store.details import details_of
-from fedelmy_node.store.records import read_slice
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
 __all__ = ["Target", "targets", "REQUESTS", "ANSWERS"]
@@ -110,6 +110,7 @@ REQUESTS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Admin/Runs": admin_pb2.RunsRequest,
     "/fedelmy.v1.Admin/Show": control_pb2.ReportRequest,
     "/fedelmy.v1.Admin/Model": admin_pb2.ModelRequest,
+    "/fedelmy.v1.Admin/Accept": admin_pb2.AcceptRequest,
     "/fedelmy.v1.Admin/Approve": admin_pb2.ApproveRequest,
     "/fedelmy.v1.Admin/Refuse": admin_pb2.RefuseRequest,
     "/fedelmy.v1.Admin/Prune": admin_pb2.PruneRequest,
@@ -156,6 +157,7 @@ ANSWERS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Admin/Runs": admin_pb2.RunsReply,
     "/fedelmy.v1.Admin/Show": control_pb2.ReportReply,
     "/fedelmy.v1.Admin/Model": admin_pb2.ModelReply,
+    "/fedelmy.v1.Admin/Accept": admin_pb2.AcceptReply,
     "/fedelmy.v1.Admin/Approve": admin_pb2.ApproveReply,
     "/fedelmy.v1.Admin/Refuse": admin_pb2.RefuseReply,
     "/fedelmy.v1.Admin/Prune": admin_pb2.PruneReply,
@@ -175,6 +177,7 @@ def _answer_targets() -> Iterator[Target]:
         "BeginReply": lambda reply: convert.receipt_from_pb(reply.receipt) if reply.HasField("receipt") else None,
         "Receipt": convert.receipt_from_pb,
         "RevokeReply": lambda reply: reply.number,
+        "AcceptReply": convert.accepted_from_pb,
         "ApproveReply": lambda reply: convert.state_from_pb(reply.state),
         "RefuseReply": lambda reply: convert.state_from_pb(reply.state),
         "HealthReply": lambda reply: _must_be_json(encode(convert.health_from_pb(reply))),

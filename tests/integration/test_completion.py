@@ -17,6 +17,7 @@ from test_runs_cli import ALONE
 
 from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_node.config.decode import decode
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.node import Node
 from fedelmy_node.domain.events import RunState
@@ -24,7 +25,7 @@ from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName, run_id
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 Complete = Callable[..., list[str]]
 PROGRAMS = {"fedelmy-node": "fedelmy_node", "fedelmy-launch": "fedelmy_launcher"}

@@ -30,7 +30,7 @@ from fedelmy_node.store.layout import Layout
 from fedelmy_proto.v1 import control_pb2, transfer_pb2
 
 Identities = Mapping[str, Identity]
-ADMIN = ("Health", "Runs", "Show", "Approve", "Refuse", "Model", "Prune")
+ADMIN = ("Health", "Runs", "Show", "Accept", "Approve", "Refuse", "Model", "Prune")
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from test_transfer import make_bundle, parcel_of
 
 from fedelmy_launcher.plans import compile_plan, new_plan_id, signed_cancel, signed_slices
 from fedelmy_node.config.decode import decode
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.node import Node
 from fedelmy_node.domain.events import RunState
@@ -33,7 +34,7 @@ from fedelmy_node.rpc.endpoint import BUDGETS
 from fedelmy_node.store.audit_check import verify
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 SOUTH, EDGE = SiteName("south"), "train.1@north>train.2@south"
 CHAIN = {

@@ -13,6 +13,7 @@ from serving import serving
 from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_node.cli.runs import runs
 from fedelmy_node.config.decode import decode
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.node import Node
 from fedelmy_node.domain.events import RunState
@@ -21,7 +22,7 @@ from fedelmy_node.domain.names import SiteName, run_id
 from fedelmy_node.errors import ConfigError, RunError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 ALONE = {
     "name": "alone", "topology": "chain", "order": "listed", "deliver": "all",

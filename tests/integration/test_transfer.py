@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from fedelmy_launcher.plans import compile_plan, new_plan_id, signed_slices
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.config.decode import decode
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon.arrival import Arrival
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState
@@ -38,7 +39,7 @@ from fedelmy_node.rpc.guard import Guard
 from fedelmy_node.rpc.serve import make_server
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 RUN, EDGE = RunId("run-1"), EdgeId("train.1@north>train.2@south")
 BLOCK = 1 << 16

@@ -39,6 +39,7 @@ from stand_ins import (
 )
 
 from fedelmy_launcher.plans import compile_plan, signed_cancel, signed_slices
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon import absence, device, executor, inbox, lookout, outbox, steps
 from fedelmy_node.daemon.courier import Delivered, News, Refused, Retrying, Unneeded, _is_final
@@ -53,7 +54,7 @@ from fedelmy_node.domain.transfer import Receipt
 from fedelmy_node.errors import DataError, FedelmyError, PeerError, RunError, TrainingError
 from fedelmy_node.store import journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 from fedelmy_node.training.job import Outcome
 
 __all__ = ["Policy", "World"]

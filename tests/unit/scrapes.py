@@ -11,13 +11,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedelmy_launcher.plans import signed_slices
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon.metrics.present import Sources
 from fedelmy_node.daemon.metrics.service import make_registry
 from fedelmy_node.domain.events import EventKind, RunState, StepState
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 from fedelmy_node.domain.reports import ServiceHealth
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 SOUTH = SiteName("south")
 RUN = RunId("run-1")

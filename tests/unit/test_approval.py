@@ -10,6 +10,7 @@ from federations import make_plan
 from test_executor import RUN, SHA, Bench
 
 from fedelmy_launcher.plans import signed_cancel, signed_slices
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon import steps
 from fedelmy_node.daemon.courier import _is_final
@@ -24,7 +25,7 @@ from fedelmy_node.domain.transfer import Offer
 from fedelmy_node.errors import ConsentError, RunError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 
 class NoDevice:

@@ -8,10 +8,11 @@ from federations import make_plan
 
 from fedelmy_launcher.plans import signed_slices
 from fedelmy_node.config.consent import Consent
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon.asking import asked
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.texts import MESSAGE_CHARACTERS
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 REPORT = {
     "samples": {"train": 1457, "validation": 161, "test": 179}, "parameters": 17226, "bundle_bytes": 69_500,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from fedelmy_launcher.plans import signed_slices
 from fedelmy_node.cli.audit import audit
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon import refusals
 from fedelmy_node.daemon.refusals import Refusals
 from fedelmy_node.domain.names import SiteName
@@ -30,7 +31,7 @@ from fedelmy_node.store import audit as store
 from fedelmy_node.store.audit import Act, AuditLog
 from fedelmy_node.store.audit_check import entries, verify
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 
 def fill(root: Path, count: int = 5) -> AuditLog:

@@ -9,11 +9,12 @@ import pytest
 from federations import make_plan
 
 from fedelmy_launcher.plans import signed_slices
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.errors import StoreError
 from fedelmy_node.store.beside import newest_plan, reading
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.tally import tally
 
 

@@ -13,6 +13,7 @@ import pytest
 from federations import make_plan
 
 from fedelmy_launcher.plans import signed_cancel, signed_slices
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.orders import Cancel, decode_cancel
@@ -26,7 +27,7 @@ from fedelmy_node.domain.transfer import Parcel, Receipt
 from fedelmy_node.errors import IdentityError, PeerError, RunError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 RUN = run_id("run-1")
 SHA = "ab" * 32

@@ -17,11 +17,11 @@ from scene import event_data, plan
 from targets import ANSWERS, REQUESTS, run, targets
 
 from fedelmy_launcher.progress import RunProgress
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.errors import FedelmyError, RunError
 from fedelmy_node.rpc import convert
 from fedelmy_node.rpc.settings import MESSAGE_BYTES
-from fedelmy_node.store.records import read_slice
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
 
 FILES = (admin_pb2, control_pb2, peer_pb2, transfer_pb2)

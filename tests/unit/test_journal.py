@@ -11,12 +11,13 @@ from federations import make_plan
 
 from fedelmy_launcher.plans import signed_slices
 from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.transfer import Origin
 from fedelmy_node.errors import RunError, StoreError
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 SOUTH = SiteName("south")
 RUN = RunId("run-1")

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from fedelmy_launcher.plans import compile_plan, new_run_id, signed_slices
 from fedelmy_node.config.decode import canonical_json, encode
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id, site_name
 from fedelmy_node.domain.plan import Slice, Step, StepKind, in_order
 from fedelmy_node.errors import ConfigError, FedelmyError, PeerError, RunError
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 
 names = st.lists(
     st.from_regex(r"s-[a-z]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True), min_size=1, max_size=12, unique=True

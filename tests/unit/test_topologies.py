@@ -19,6 +19,7 @@ from fedelmy_launcher.outcome import Result, outcome_of
 from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_launcher.progress import RunProgress
 from fedelmy_launcher.simulate import Simulation
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon.consent import efforts
 from fedelmy_node.domain.events import Event, StepState
 from fedelmy_node.domain.findings import Finding
@@ -26,7 +27,6 @@ from fedelmy_node.domain.names import SiteName, StepId, run_id, site_of
 from fedelmy_node.domain.plan import Plan, Shortcut, StepKind
 from fedelmy_node.domain.transfer import Origin, Skip
 from fedelmy_node.errors import ConfigError
-from fedelmy_node.store.records import read_slice
 from fedelmy_node.training.job import DataSpec
 
 SKIP = {"on_unreachable": "skip", "patience_seconds": 5.0}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedelmy_launcher.plans import compile_plan, signed_slices
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon.ways import dead_ends, is_complete, state_for, to_hear, to_send, to_watch, useless, ways_around
 from fedelmy_node.daemon.words import after_word, take_words
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
@@ -20,7 +21,7 @@ from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.domain.transfer import Origin, Skip
 from fedelmy_node.errors import ConfigError, RunError
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared, RunRecord, read_slice
+from fedelmy_node.store.records import Prepared, RunRecord
 
 SKIP = {"on_unreachable": "skip", "patience_seconds": 5.0}
 

@@ -27,6 +27,7 @@ group = LazyGroup(
         "demo": ("fedelmy_launcher.cli.demo:demo", "Four real sites on this machine train one model."),
         "check": ("fedelmy_launcher.cli.check:check", "Ask every site whether a run would work, and change nothing."),
         "discover": ("fedelmy_launcher.cli.discover:discover", "Find the chain that the sites form by their --peer."),
+        "plan": ("fedelmy_launcher.cli.plan:plan", "Write the plan of a run as signed files, one per site."),
         "run": ("fedelmy_launcher.cli.run:run_command", "Start a run and follow it; Ctrl-C detaches."),
         "status": ("fedelmy_launcher.cli.status:status", "Show how a run is doing at every site."),
         "dashboard": ("fedelmy_launcher.cli.dashboard:dashboard", "Runs in the browser, live, on this machine only."),

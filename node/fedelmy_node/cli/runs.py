@@ -14,14 +14,16 @@ from fedelmy_node.cli.options import json_option, run_names, state_flag, state_o
 from fedelmy_node.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedelmy_node.domain.names import RunId
     from fedelmy_node.domain.reports import EdgeReport, PrunedRun, RunReport
+    from fedelmy_node.rpc.clients import AdminClient
 
 __all__ = ["runs", "report_lines", "detail_lines"]
 
 
 @click.group()
 def runs() -> None:
-    """List, show, approve, refuse and prune the runs of this node.
+    """List, show, accept, approve, refuse and prune the runs of this node.
 
     \b
     Examples:
@@ -153,6 +155,47 @@ def _edge_state(edge: EdgeReport, report: RunReport) -> str:
     }.get(edge.state, edge.state)
 
 
+@runs.command("accept")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@state_option
+@json_option
+def accept_run(file: Path, yes: bool, state: Path, as_json: bool) -> None:
+    """Take part in the run of FILE, a plan that an operator has signed and sent: show what it asks, and ask.
+
+    For sites that the operator cannot call, or that want the plan in hand. It is checked as if the operator had asked:
+    signature, consent, data, disk, neighbours. Without your yes it stays pending, and can be approved or refused later.
+
+    \b
+    Example:
+      fedelmy-node runs accept clinic.plan
+    """
+    from fedelmy_node.config.plan_file import read_plan_file
+    from fedelmy_node.rpc.admin import admin_client
+
+    if as_json and not yes:
+        raise ConfigError("E-CONFIG-VALUE", "--json does not ask", hint="Add --yes.")
+    signed = read_plan_file(file)
+    with admin_client(state) as client:
+        run, _ = client.accept(signed)
+        _agree(client, run, state, yes=yes, as_json=as_json)
+
+
+def _agree(client: AdminClient, run: RunId, state: Path, *, yes: bool, as_json: bool) -> None:
+    """Show what a run asks, ask whether this site takes part, and approve exactly what was shown."""
+    report = client.report(run)
+    if not as_json:
+        for line in report_lines(report, state_flag(state), waits=not yes):
+            click.echo(line)
+    if report.state == "pending" and not yes:
+        click.confirm("Does this site take part?", abort=True)
+    now = client.approve(report.run, report.plan_sha256)
+    if as_json:
+        emit_json({"run": report.run, "state": now, "asked": list(report.asked)})
+    else:
+        click.echo(f"This site takes part: run {report.run} is {now}. Nothing more to do: the operator starts it.")
+
+
 @runs.command("approve")
 @click.argument("run", shell_complete=run_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -173,17 +216,7 @@ def approve_run(run: str, yes: bool, state: Path, as_json: bool) -> None:
     if as_json and not yes:
         raise ConfigError("E-CONFIG-VALUE", "--json does not ask", hint="Add --yes.")
     with admin_client(state) as client:
-        report = client.report(run_id(run))
-        if not as_json:
-            for line in report_lines(report, state_flag(state), waits=not yes):
-                click.echo(line)
-        if report.state == "pending" and not yes:
-            click.confirm("Does this site take part?", abort=True)
-        now = client.approve(report.run, report.plan_sha256)
-    if as_json:
-        emit_json({"run": report.run, "state": now, "asked": list(report.asked)})
-    else:
-        click.echo(f"This site takes part: run {report.run} is {now}. Nothing more to do: the operator starts it.")
+        _agree(client, run_id(run), state, yes=yes, as_json=as_json)
 
 
 @runs.command("refuse")

@@ -144,7 +144,7 @@ class Node:
         self._lock.release()
         if isinstance(self._fault, StoreError):
             raise self._fault
-        if self._fault is not None:
+        if self._fault:
             raise InternalError("E-INTERNAL", "the node met a fault and ended; its runs go on after a restart")
 
     def stop(self) -> None:
@@ -332,6 +332,15 @@ class Node:
         record = self._journal.run(run)
         expires_at = self._vitals.expires_at(record.changed_at)
         return with_asking(self._report(record), record, self._config.consent, expires_at)
+
+    def accept(self, signed: Signed) -> tuple[RunId, RunState]:
+        """A plan that the administrator has as a file."""
+        operator = signer(signed, self._identity, Purpose.PLAN) or "operator"
+        accept = self._preparation.accept
+        prepared, state = accept(signed, operator, check_only=False, by_file=True, record=self._record)
+        self._awaiting.look_again()
+        self._executor.prepared(prepared.slice.run)
+        return prepared.slice.run, state
 
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
         """Looked at here as well as on the executor's thread: what cannot be done is not written down."""

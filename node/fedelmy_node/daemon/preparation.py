@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.consent import check_listed, efforts, refuse, refuse_bundle
 from fedelmy_node.daemon.peers import Peers
@@ -34,7 +35,7 @@ from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import Prepared, RunRecord, read_slice
+from fedelmy_node.store.records import Prepared, RunRecord
 from fedelmy_node.training.data import parse_source
 from fedelmy_node.training.job import Job
 from fedelmy_node.training.models import check_model
@@ -62,11 +63,12 @@ class Preparation:
         self._closed = False
 
     def accept(
-        self, signed: Signed, operator: str, *, check_only: bool, record: Record = silent
+        self, signed: Signed, operator: str, *, check_only: bool, by_file: bool = False, record: Record = silent
     ) -> tuple[Prepared, RunState]:
         """What this site found out about a plan that it takes part in, and where that leaves it; refusals are raised.
 
-        The run is journaled before the next plan is looked at, so that two launchers cannot both make it.
+        The run is journaled before the next plan is looked at, so that two launchers cannot both make it. A plan that a
+        person brings (`by_file`) waits for that person to agree.
         """
         plan = read_slice(signed.payload)
         try:
@@ -79,7 +81,8 @@ class Preparation:
                 prepared = self._look(plan, signed, operator, trial=False)
                 refuse_bundle(plan, self._config.consent, prepared.report.get("bundle_bytes", 0))
                 check_room(self._need(plan, prepared), self._layout.free_bytes())
-                state = RunState.PENDING if self._config.consent.require_approval else RunState.PREPARED
+                asks = by_file or self._config.consent.require_approval
+                state = RunState.PENDING if asks else RunState.PREPARED
                 record(_plan_act("plan-asked" if check_only else "plan-accepted", prepared, state))
                 if not check_only:
                     self._journal.add_run(prepared, state)

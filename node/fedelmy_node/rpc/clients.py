@@ -167,6 +167,12 @@ class AdminClient:
         with map_errors("the daemon", local=True):
             return convert.report_from_pb(self._stub.Show(control_pb2.ReportRequest(run=run), timeout=_ANSWER_SECONDS))
 
+    def accept(self, signed: Signed) -> tuple[RunId, RunState]:
+        """Bring a plan that came as a file; the daemon looks at its data, which may take long."""
+        with map_errors("the daemon", local=True):
+            reply = self._stub.Accept(admin_pb2.AcceptRequest(slice=convert.signed_to_pb(signed)))
+        return convert.accepted_from_pb(reply)
+
     def approve(self, run: RunId, plan_sha256: str) -> RunState:
         request = admin_pb2.ApproveRequest(run=run, plan_sha256=plan_sha256)
         with map_errors("the daemon", local=True):

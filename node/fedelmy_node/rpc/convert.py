@@ -10,7 +10,7 @@ from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.event_data import check_event_data, check_prepared, check_result
 from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
-from fedelmy_node.domain.names import Address, EdgeId, SiteName, StepId, known_edge, run_id, site_name, step_id
+from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, known_edge, run_id, site_name, step_id
 from fedelmy_node.domain.plan import MAX_STEPS, MAX_WAYS, Neighbour, StepKind
 from fedelmy_node.domain.reports import (
     Absent,
@@ -53,7 +53,7 @@ __all__ = [
     "receipt_to_pb", "receipt_from_pb", "health_to_pb", "health_from_pb", "summaries_to_pb",
     "summaries_from_pb", "origin_to_pb", "origin_from_pb", "neighbour_state_to_pb", "neighbour_state_from_pb",
     "model_to_pb", "model_from_pb", "answer_to_pb", "answer_from_pb", "measured_to_pb", "measured_from_pb",
-    "pruned_from_pb", "state_from_pb", "read_object",
+    "pruned_from_pb", "state_from_pb", "accepted_from_pb", "read_object",
 ]  # fmt: skip
 
 
@@ -68,6 +68,12 @@ _MAX_WORDS: Final = 1000
 def state_from_pb(text: str) -> RunState:
     """The state of a run, as an answer names it."""
     return _known(RunState, text)
+
+
+@answer
+def accepted_from_pb(message: admin_pb2.AcceptReply) -> tuple[RunId, RunState]:
+    """A run, and its state after its plan was brought."""
+    return run_id(message.run), _known(RunState, message.state)
 
 
 def signed_to_pb(signed: Signed) -> control_pb2.Signed:

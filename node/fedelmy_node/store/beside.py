@@ -8,9 +8,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.errors import StoreError
-from fedelmy_node.store.records import read_slice
 
 __all__ = ["reading", "newest_plan"]
 

@@ -9,19 +9,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from fedelmy_node import CONTRACT
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import decode
-from fedelmy_node.config.strict_json import parse_json
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, StepId
 from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind
 from fedelmy_node.domain.reports import RunSummary, Signed
-from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Origin, Skip
-from fedelmy_node.errors import ConfigError, PeerError, RunError, TransferError
+from fedelmy_node.errors import TransferError
 
-__all__ = ["Prepared", "StepRecord", "EdgeRecord", "RunRecord", "read_slice"]
+__all__ = ["Prepared", "StepRecord", "EdgeRecord", "RunRecord"]
 
 _RELIEVED: Final = (EdgeState.SETTLED, EdgeState.GIVEN_UP)
 """Nobody has to answer for an edge any more."""
@@ -275,20 +273,3 @@ class RunRecord:
                 held = bool(beyond)
                 looking += beyond
         return held
-
-
-def read_slice(payload: bytes) -> Slice:
-    """The slice in a signed payload; a plan of another contract is refused by name, before its content is looked at."""
-    try:
-        raw = parse_json(payload)
-    except ValueError as error:
-        raise RunError("E-RUN-PLAN", f"the plan is not JSON that can be used: {clean(str(error), 200)}") from error
-    if not isinstance(raw, dict):
-        raise RunError("E-RUN-PLAN", "the plan is not a JSON object")
-    if raw.get("contract") != CONTRACT:
-        spoken = clean(str(raw.get("contract")), 80)
-        raise PeerError("E-PEER-CONTRACT", f"the plan speaks contract {spoken!r}, this node speaks {CONTRACT!r}")
-    try:
-        return decode(Slice, raw)
-    except (ConfigError, PeerError) as error:
-        raise RunError("E-RUN-PLAN", f"the plan is not usable: {error.message}") from error

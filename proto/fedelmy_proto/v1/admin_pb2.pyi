@@ -53,6 +53,20 @@ class ServiceHealth(_message.Message):
     reason: str
     def __init__(self, name: _Optional[str] = ..., serving: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class AcceptRequest(_message.Message):
+    __slots__ = ("slice",)
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    slice: _control_pb2.Signed
+    def __init__(self, slice: _Optional[_Union[_control_pb2.Signed, _Mapping]] = ...) -> None: ...
+
+class AcceptReply(_message.Message):
+    __slots__ = ("run", "state")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    state: str
+    def __init__(self, run: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
+
 class RunsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

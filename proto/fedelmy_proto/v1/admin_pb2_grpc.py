@@ -55,6 +55,11 @@ class AdminStub:
                 request_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelRequest.SerializeToString,
                 response_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelReply.FromString,
                 _registered_method=True)
+        self.Accept = channel.unary_unary(
+                '/fedelmy.v1.Admin/Accept',
+                request_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.AcceptRequest.SerializeToString,
+                response_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.AcceptReply.FromString,
+                _registered_method=True)
         self.Approve = channel.unary_unary(
                 '/fedelmy.v1.Admin/Approve',
                 request_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.ApproveRequest.SerializeToString,
@@ -103,6 +108,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Accept(self, request, context):
+        """The administrator brings a plan that came as a file: it is checked as if the operator had asked, and is then pending.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Approve(self, request, context):
         """The administrator agrees to a pending run.
         """
@@ -146,6 +158,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Model,
                     request_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelRequest.FromString,
                     response_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.ModelReply.SerializeToString,
+            ),
+            'Accept': grpc.unary_unary_rpc_method_handler(
+                    servicer.Accept,
+                    request_deserializer=fedelmy__proto_dot_v1_dot_admin__pb2.AcceptRequest.FromString,
+                    response_serializer=fedelmy__proto_dot_v1_dot_admin__pb2.AcceptReply.SerializeToString,
             ),
             'Approve': grpc.unary_unary_rpc_method_handler(
                     servicer.Approve,
@@ -271,6 +288,33 @@ class Admin:
             '/fedelmy.v1.Admin/Model',
             fedelmy__proto_dot_v1_dot_admin__pb2.ModelRequest.SerializeToString,
             fedelmy__proto_dot_v1_dot_admin__pb2.ModelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Accept(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedelmy.v1.Admin/Accept',
+            fedelmy__proto_dot_v1_dot_admin__pb2.AcceptRequest.SerializeToString,
+            fedelmy__proto_dot_v1_dot_admin__pb2.AcceptReply.FromString,
             options,
             channel_credentials,
             insecure,

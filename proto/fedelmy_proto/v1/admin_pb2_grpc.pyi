@@ -40,6 +40,8 @@ class AdminStub:
     """One run in detail."""
     Model: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ModelRequest, _admin_pb2.ModelReply]
     """Where the result of a run is on this site's disk, and what is needed to use it."""
+    Accept: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AcceptRequest, _admin_pb2.AcceptReply]
+    """The administrator brings a plan that came as a file: it is checked as if the operator had asked, and is then pending."""
     Approve: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApproveRequest, _admin_pb2.ApproveReply]
     """The administrator agrees to a pending run."""
     Refuse: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RefuseRequest, _admin_pb2.RefuseReply]
@@ -58,6 +60,8 @@ class AdminAsyncStub(AdminStub):
     """One run in detail."""
     Model: _aio.UnaryUnaryMultiCallable[_admin_pb2.ModelRequest, _admin_pb2.ModelReply]  # type: ignore[assignment]
     """Where the result of a run is on this site's disk, and what is needed to use it."""
+    Accept: _aio.UnaryUnaryMultiCallable[_admin_pb2.AcceptRequest, _admin_pb2.AcceptReply]  # type: ignore[assignment]
+    """The administrator brings a plan that came as a file: it is checked as if the operator had asked, and is then pending."""
     Approve: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApproveRequest, _admin_pb2.ApproveReply]  # type: ignore[assignment]
     """The administrator agrees to a pending run."""
     Refuse: _aio.UnaryUnaryMultiCallable[_admin_pb2.RefuseRequest, _admin_pb2.RefuseReply]  # type: ignore[assignment]
@@ -97,6 +101,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ModelReply, _abc.Awaitable[_admin_pb2.ModelReply]]:
         """Where the result of a run is on this site's disk, and what is needed to use it."""
+
+    @_abc_1.abstractmethod
+    def Accept(
+        self,
+        request: _admin_pb2.AcceptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AcceptReply, _abc.Awaitable[_admin_pb2.AcceptReply]]:
+        """The administrator brings a plan that came as a file: it is checked as if the operator had asked, and is then pending."""
 
     @_abc_1.abstractmethod
     def Approve(
