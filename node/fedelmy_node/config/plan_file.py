@@ -69,9 +69,8 @@ def read_plan_file(path: Path) -> Signed:
         return Signed(payload=found.plan.encode(), signature=signature, certificate=found.certificate.encode())
     except (ValueError, ConfigError, binascii.Error) as error:
         hint = "Ask the operator for the file that `fedelmy-launch plan --out` wrote for this site."
-        raise RunError(
-            "E-RUN-PLAN", f"{path} is no plan file: {getattr(error, 'message', str(error))[:200]}", hint=hint
-        ) from error
+        reason = error.message if isinstance(error, ConfigError) else str(error)
+        raise RunError("E-RUN-PLAN", f"{path} is no plan file: {clean(reason, 200)}", hint=hint) from error
 
 
 def read_slice(payload: bytes) -> Slice:
