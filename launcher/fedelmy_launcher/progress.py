@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fedelmy_launcher.outcome import Outcome, Outline, OutlineStep, Result, left_behind, outcome_of
-from fedelmy_launcher.site_progress import SiteProgress
+from fedelmy_launcher.site_progress import UNASKED, SiteProgress
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, edge_ends, site_of
 from fedelmy_node.domain.plan import MAX_STEPS, StepKind
@@ -232,7 +232,7 @@ class RunProgress:
             "federation": self.federation,
             "state": "done" if self.is_done else "unfinished",
             **outcome.encoded(),
-            "subset": bool(outcome.left_out or unheard),
+            "subset": bool(outcome.left_out or any(self.sites[site].state != UNASKED for site in unheard)),
             "unheard": unheard,
             "accuracy": correct / samples if samples else None,
             "samples": samples,

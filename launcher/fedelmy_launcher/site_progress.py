@@ -12,7 +12,7 @@ from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.narration import narrate
 from fedelmy_node.domain.plan import StepKind
 
-__all__ = ["SiteProgress", "Handover", "LOSSES"]
+__all__ = ["UNASKED", "SiteProgress", "Handover", "LOSSES"]
 
 LOSSES: Final = 20
 """Epochs of the current step whose losses are kept for a sparkline."""
@@ -68,13 +68,18 @@ class Handover:
         return None if speed is None else (self.total - self.moved) / speed
 
 
+UNASKED: Final = "not asked"
+"""Of a site that cannot be called, and has its plan in hand."""
+
+
 @dataclass(kw_only=True, slots=True)
 class SiteProgress:
     """What is known of a run at one site."""
 
     site: SiteName
     state: str = "asking"
-    """The run's state there; asking, until it is known; unknown, if the site has forgotten the run."""
+    """The run's state there; asking, until it is known; unknown, if the site has forgotten the run; not asked, if it was
+    handed its plan as a file."""
     silent: bool = False
     """It does not answer at the moment."""
     gone: bool = False
@@ -132,7 +137,8 @@ class SiteProgress:
     @property
     def shown_state(self) -> str:
         """For people: what they want to know first."""
-        return "skipped" if self.skipped else "no answer" if self.gone and self.state != "unknown" else self.state
+        silent = self.gone and self.state not in ("unknown", UNASKED)
+        return "skipped" if self.skipped else "no answer" if silent else self.state
 
     @property
     def is_final(self) -> bool:

@@ -115,6 +115,7 @@ def _start(
     from fedelmy_launcher.handed import handed_run, known_sites, with_handed_id
     from fedelmy_launcher.plans import compile_plan, new_run_id
     from fedelmy_launcher.progress import RunProgress
+    from fedelmy_launcher.site_progress import UNASKED
     from fedelmy_node.domain.names import run_id
 
     if handed is not None:
@@ -128,7 +129,7 @@ def _start(
     again = [*sys.argv[1:], *(("--run", plan.run) if run_name is None else ())]
     progress = RunProgress(plan)
     for site in unasked:
-        progress.sites[site].gone = True
+        progress.sites[site].state, progress.sites[site].gone = UNASKED, True
 
     def begin(screen: Screen) -> None:
         def tell(site: SiteName, state: str, news: str) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from fedelmy_launcher.live.marks import NO_MARKS, Marks
 from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.site_progress import Handover, SiteProgress
+from fedelmy_launcher.site_progress import UNASKED, Handover, SiteProgress
 from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import StepId, site_of
 from fedelmy_node.domain.narration import bytes_text, duration_text
@@ -49,6 +49,8 @@ def doing_sentence(progress: RunProgress, site: SiteProgress, now: float) -> str
 
 
 def _absent(site: SiteProgress) -> list[str]:
+    if site.state == UNASKED:
+        return ["has its plan in hand, and cannot be asked", "cannot be asked"]
     answer = "does not know the run" if site.state == "unknown" else "no answer" if site.silent or site.gone else ""
     if site.skipped:
         return [f"skipped, {answer}", "skipped"] if answer else ["skipped"]
