@@ -78,8 +78,7 @@ class SiteProgress:
 
     site: SiteName
     state: str = "asking"
-    """The run's state there; asking, until it is known; unknown, if the site has forgotten the run; not asked, if it was
-    handed its plan as a file."""
+    """The run's state there; asking, until it is known; unknown, if the site has forgotten the run; UNASKED."""
     silent: bool = False
     """It does not answer at the moment."""
     gone: bool = False
