@@ -74,6 +74,8 @@ def init(site: str | None, operator: str | None, state: Path, out: Path | None, 
 def show(state: Path, home: Path | None, as_json: bool) -> None:
     """Print who this site is, its fingerprint, and until when its certificate is valid.
 
+    The server name is what others ask for when they connect (SNI): a proxy that passes TLS through routes by it.
+
     \b
     Examples:
       fedelmy-node identity show
@@ -81,6 +83,7 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
       fedelmy-node identity show --identity study-ca/operator
     """
     from fedelmy_node.identity import keystore
+    from fedelmy_node.identity.certificates import parse_certificates, tls_name
     from fedelmy_node.store.layout import Layout
 
     directory = home or Layout(state).identity
@@ -91,8 +94,10 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
     loaded, rotation = keystore.look_at(directory), keystore.rotation(directory)
     if loaded.flaw is not None and as_json:
         raise loaded.flaw
+    server_name = tls_name(parse_certificates(loaded.certificate_pem, "certificate.pem")[0])
     lines = [
         str(loaded.subject),
+        *([f"Server name {server_name}"] if loaded.subject.role == "site" else []),
         f"Fingerprint {loaded.fingerprint}",
         f"Valid until {loaded.not_after:%Y-%m-%d %H:%M} UTC",
         *(f"Revocation list {one.number} of {one.issuer.rfc4514_string()}" for one in loaded.trust.lists),
@@ -104,6 +109,7 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
         _describe(request, None)
         | {
             "not_after": loaded.not_after.isoformat(),
+            "server_name": server_name,
             "lists": [one.number for one in loaded.trust.lists],
             "warnings": list(loaded.warnings()),
             "rotation": rotation.fingerprint if rotation else None,

@@ -23,7 +23,7 @@ from fedelmy_node.identity.subject import SUFFIX, Subject
 __all__ = [
     "KEY_USAGES", "EXPIRY_WARNING_DAYS", "UNREADABLE",
     "fingerprint", "full_fingerprint", "public_key", "parse_certificates", "to_pem",
-    "subject_of_names", "dns_names", "read_subject", "check_form", "tls_name", "expiry_warning",
+    "subject_of_names", "dns_names", "read_subject", "check_form", "tls_name", "names_holder", "expiry_warning",
     "check_dates", "check_authority",
 ]  # fmt: skip
 
@@ -158,6 +158,17 @@ def tls_name(certificate: x509.Certificate) -> str:
         f"the certificate of {certificate.subject.rfc4514_string()!r} has no name that TLS can compare",
         hint="Have the CA put a DNS name into it, such as the one in the request.",
     )
+
+
+def names_holder(certificate: x509.Certificate, name: str) -> bool:
+    """Whether TLS finds `name` in the certificate; alternative names, if there are any, are all that counts."""
+    names = _extension(certificate, x509.SubjectAlternativeName)
+    if names is None:
+        common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return bool(common) and str(common[0].value).lower() == name.lower()
+    wanted, (_, _, parent) = name.lower(), name.lower().partition(".")
+    found = {each.lower() for each in names.get_values_for_type(x509.DNSName)}
+    return wanted in found or f"*.{parent}" in found
 
 
 def expiry_warning(holder: str, not_after: datetime, now: datetime | None = None) -> str | None:

@@ -1,7 +1,8 @@
 """Everything that knows of gRPC; no other package imports grpc or the generated code.
 
     settings    what both ends of a connection agree on
-    preflight   who is at an address: a TLS handshake that names what is wrong
+    preflight   who is at an address: a TLS handshake that names what is wrong; `reaching` is the connection below it,
+                `server_names` what is asked for
     dial        the one place that makes channels
     serve       the one place that makes servers
     guard       who may call what: one interceptor on every server

@@ -21,9 +21,10 @@ import grpc
 from fedelmy_node.domain.names import Address, SiteName, by_way_of
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.subject import Role, Subject
-from fedelmy_node.rpc import preflight
+from fedelmy_node.rpc import preflight, reaching
 from fedelmy_node.rpc.bridge import Bridge, BridgedChannel, Join, connected, reach_through
-from fedelmy_node.rpc.preflight import PROBE_SECONDS, Connect, Probed, Seen
+from fedelmy_node.rpc.preflight import PROBE_SECONDS, Probed
+from fedelmy_node.rpc.reaching import Connect, Seen
 from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, CLAIM_KEY
 
 __all__ = ["Probed", "Join", "probe", "reach", "open_channel", "channel_to"]
@@ -49,7 +50,7 @@ def probe(
 def reach(address: Address, insecure_name: str, deadline: float, seen: Seen) -> socket.socket:
     """A connection to an address where nothing is checked (`--insecure`)."""
     join = _by_way(address, None, insecure_name)
-    return (_joined(join) if join else preflight.reach)(address, deadline, seen)
+    return (_joined(join) if join else reaching.reach)(address, deadline, seen)
 
 
 def open_channel(
@@ -89,7 +90,7 @@ def channel_to(address: Address, identity: Identity, probed: Probed, join: Join 
 
 
 def _insecure_channel(address: Address, claim: Subject, join: Join | None) -> grpc.Channel:
-    (_joined(join) if join else preflight.reach)(address, time.monotonic() + PROBE_SECONDS, Seen()).close()
+    (_joined(join) if join else reaching.reach)(address, time.monotonic() + PROBE_SECONDS, Seen()).close()
 
     def channel(at: Address) -> grpc.Channel:
         return grpc.intercept_channel(grpc.insecure_channel(_target(at), CHANNEL_OPTIONS), _Claim(claim))

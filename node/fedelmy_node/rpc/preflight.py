@@ -1,46 +1,45 @@
 """Who is at an address: a TLS handshake before gRPC's own, which tells neither whom it met nor what failed.
 
 The standard library's `ssl` connects with our certificate and our CA, reads the other end's certificate and
-checks it; every way to fail has its code and its sentence. Every channel begins with it. What was seen on the way,
-stage by stage, is kept in a `Seen` for whoever wants to know (`fedelmy-node doctor`), however far it went.
+checks it; every way to fail has its code and its sentence. Every channel begins with it, and asks for the same name
+(`server_names`). What was seen on the way, stage by stage, is kept in a `Seen` for whoever wants to know (`fedelmy-node
+doctor`), however far it went.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Final
 
 from cryptography import x509
 
 from fedelmy_node.domain.names import Address, SiteName
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import FedelmyError, IdentityError, PeerError
-from fedelmy_node.identity.certificates import UNREADABLE, fingerprint, public_key, tls_name, to_pem
+from fedelmy_node.identity.certificates import UNREADABLE, fingerprint, public_key, to_pem
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.subject import Role, Subject
+from fedelmy_node.rpc.reaching import Connect, Seen, reach, remaining, unreachable
+from fedelmy_node.rpc.server_names import asked_name, channel_name, sent_name
 
-__all__ = ["Probed", "Seen", "Stage", "Connect", "probe", "reach", "PROBE_SECONDS"]
+__all__ = ["Probed", "probe", "PROBE_SECONDS"]
 
 PROBE_SECONDS: Final = 10.0
 """Enough for a slow link; a handshake takes three round trips."""
 
-Stage = Literal["dns", "tcp", "tls", "certificate", "alpn"]
-"""What is looked at, in this order: the name, the connection, TLS, whose certificate it is, whether gRPC is spoken."""
 _ALPN: Final = "h2"
 _DER: Final = 2
 """OpenSSL's encoding of one certificate."""
 _SETTINGS_FRAME: Final = 4
 _FRAME_HEADER_BYTES: Final = 9
 _OLD_TLS: Final = frozenset({"TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"})
-_HANGS_UP: Final = "hangs up during the handshake; it may not speak TLS"
 _FOREIGN_CA: Final = (
     "If that is the CA of a proxy or an antivirus that opens TLS, have it pass this address through untouched; "
     "else both ends need certificates of the same federation's CA: compare their ca.pem."
@@ -61,25 +60,17 @@ class _HungUpError(Exception):
         self.verdict = verdict
 
 
-@dataclass(slots=True)
-class Seen:
-    """How far a probe got, and what it saw on the way; filled while it goes on."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a probe was asked for."""
 
-    stage: Stage = "dns"
-    """What it looked at last: if it failed, there."""
-    addresses: tuple[str, ...] = ()
-    """Of the host's name."""
-    connected: str = ""
-    """The one of them that took the connection."""
-    tcp_seconds: float = 0.0
-    """How long that took: about a round trip."""
-    tls_version: str = ""
-    issuer: str = ""
-    """Who signed the certificate that was shown, by its own word."""
-
-
-Connect = Callable[[Address, float, Seen], socket.socket]
-"""A connection to an address before a deadline; what is seen on the way is noted."""
+    address: Address
+    identity: Identity
+    role: Role
+    site: SiteName | None
+    deadline: float
+    seen: Seen
+    connect: Connect
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +84,7 @@ class Probed:
     chain: tuple[x509.Certificate, ...] = field(repr=False)
     """The same with its intermediates, so that it can be judged again."""
     tls_name: str
-    """A name in the leaf, which the channel expects."""
+    """A name in the leaf, which the channel asks for and expects, as the handshake that met it did."""
     fingerprint: str
     """Of its key, in the short form."""
     not_after: datetime
@@ -124,95 +115,58 @@ def probe(
         raise IdentityError(
             "E-IDENTITY-EXPIRED", f"our own certificate expired on {identity.not_after:%Y-%m-%d %H:%M} UTC"
         )
-    deadline = time.monotonic() + PROBE_SECONDS
+    call = _Call(address, identity, expect_role, expect_site, time.monotonic() + PROBE_SECONDS, seen, connect or reach)
+    expected = None if expect_site is None else Subject(name=expect_site, role=expect_role)
+    asked = asked_name(address, expected, identity.trust.rules)
+    met = _meet(call, asked)
+    name = sent_name(met.tls_name)
+    if name == asked:
+        return met
+    # The channel will ask for this name, and a proxy routes by names: who is met by it?
+    again = _meet(call, name)
+    if again.subject != met.subject:
+        ways = f"to {met.subject} by the name {asked or '(none)'}, but to {again.subject} by {name or '(none)'}"
+        hint = f"Have the proxy there lead {met.tls_name} to {met.subject}."
+        raise IdentityError("E-IDENTITY-SITE", f"{address} leads {ways}", hint=hint)
+    return again
+
+
+def _meet(call: _Call, asked: str | None) -> Probed:
     for _ in range(2):
         # A server that stops just now hangs up like one that refuses us. A second try tells them apart: then
         # nobody listens any more, or the successor answers.
         try:
-            return _shake_hands(address, identity, (expect_role, expect_site), connect or reach, deadline, seen)
+            return _shake_hands(call, asked)
         except _HungUpError as error:
             verdict = error.verdict
     raise verdict
 
 
-def reach(address: Address, deadline: float, seen: Seen | None = None) -> socket.socket:
-    """A TCP connection, or an error that says which of name, route, firewall or daemon is missing."""
-    seen = seen or Seen()
-    host, _, port = address.rpartition(":")
-    seen.stage = "dns"
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        hint = f"Correct the name, or have DNS know it: `getent hosts {host}` must print an address."
-        raise _unreachable(address, f"the name does not resolve ({error.strerror})", hint) from error
-    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is too long for DNS
-        raise _unreachable(address, getattr(error, "strerror", None) or str(error)) from error
-    places = list(dict.fromkeys((family, kind, number, place) for family, kind, number, _, place in found))
-    seen.addresses = tuple(dict.fromkeys(str(place[0]) for *_, place in places))
-    seen.stage = "tcp"
-    verdict = _unreachable(address, "the name has no address")
-    for family, kind, number, place in places:
-        try:
-            return _connected((family, kind, number), place, deadline, seen)
-        except OSError as error:
-            verdict = _unreachable(address, *_not_connected(error))
-            verdict.__cause__ = error
-    raise verdict
-
-
-def _connected(kind: tuple[int, int, int], place: tuple[Any, ...], deadline: float, seen: Seen) -> socket.socket:
-    began, plain = time.monotonic(), socket.socket(*kind)
-    try:
-        plain.settimeout(_remaining(deadline))
-        plain.connect(place)
-    except BaseException:
-        plain.close()
-        raise
-    seen.connected, seen.tcp_seconds = str(place[0]), time.monotonic() - began
-    return plain
-
-
-def _not_connected(error: OSError) -> tuple[str, str | None]:
-    """Why there is no connection, and what to do."""
-    if isinstance(error, ConnectionRefusedError):
-        return (
-            "nothing listens there",
-            "Start the node there, or correct the port: a node's own is 50051 by default.",
-        )
-    if isinstance(error, TimeoutError):
-        hint = "Have the firewalls at both ends let TCP to this port through; correct the address if it has changed."
-        return "no answer; a firewall may drop the packets", hint
-    return error.strerror or str(error), None
-
-
-def _shake_hands(
-    address: Address, identity: Identity, expected: tuple[Role, SiteName | None], connect: Connect, deadline: float,
-    seen: Seen,
-) -> Probed:  # fmt: skip
-    (role, site), started = expected, time.monotonic()
+def _shake_hands(call: _Call, asked: str | None) -> Probed:
+    address, identity, deadline, seen = call.address, call.identity, call.deadline, call.seen
+    started = time.monotonic()
     context = _tls_context(identity)
-    server_name = Subject(name=site, role=role).dns_name if site else None
-    with connect(address, deadline, seen) as plain, _handshake_errors(address, server_name, deadline, seen, connect):
+    with call.connect(address, deadline, seen) as plain, _handshake_errors(call, asked):
         seen.stage = "tls"
-        plain.settimeout(_remaining(deadline))
-        with context.wrap_socket(plain, server_hostname=server_name) as secure:
+        plain.settimeout(remaining(deadline))
+        with context.wrap_socket(plain, server_hostname=asked) as secure:
             seconds = time.monotonic() - started
             chain = _chain(secure)
             seen.tls_version, seen.issuer, seen.stage = secure.version() or "", _issuer(chain[0]), "certificate"
             certificate = chain[0]
             subject = _check_chain(address, chain, identity)
-            _check_expected(address, subject, role, site)
+            _check_expected(address, subject, call.role, call.site)
             seen.stage = "alpn"
             alpn = secure.selected_alpn_protocol()
             if alpn != _ALPN:
                 raise _foreign(address, f"it speaks {alpn or 'no protocol'} over TLS, not gRPC", hint=_NO_H2)
-            secure.settimeout(_remaining(deadline))
+            secure.settimeout(remaining(deadline))
             _await_settings(address, identity, secure, seen)
             return Probed(
                 subject=subject,
                 certificate_pem=to_pem(certificate),
                 chain=chain,
-                tls_name=tls_name(certificate),
+                tls_name=channel_name(certificate, asked),
                 fingerprint=fingerprint(public_key(certificate)),
                 not_after=certificate.not_valid_after_utc,
                 tls_version=secure.version() or "",
@@ -309,10 +263,9 @@ def _await_settings(address: Address, identity: Identity, secure: ssl.SSLSocket,
 
 
 @contextmanager
-def _handshake_errors(
-    address: Address, server_name: str | None, deadline: float, seen: Seen, connect: Connect
-) -> Iterator[None]:
+def _handshake_errors(call: _Call, asked: str | None) -> Iterator[None]:
     """The one place that knows how OpenSSL words its errors."""
+    address, seen = call.address, call.seen
     try:
         yield
     except ssl.SSLCertVerificationError as error:
@@ -320,15 +273,15 @@ def _handshake_errors(
         if error.verify_code in _EXPIRED_CODES:
             message = f"the certificate of {address} {_EXPIRED_CODES[error.verify_code]}, by this machine's clock"
             raise IdentityError("E-IDENTITY-EXPIRED", message) from error
-        seen.issuer = _shown_issuer(address, server_name, deadline, connect)
+        seen.issuer = _shown_issuer(call, asked)
         signer = f"{seen.issuer!r} signed it" if seen.issuer else error.verify_message
         message = f"the certificate of {address} is not of our federation: {signer}"
         raise IdentityError("E-IDENTITY-UNTRUSTED", message, hint=_FOREIGN_CA) from error
     except (ssl.SSLEOFError, ConnectionError) as error:
-        raise _HungUpError(_not_tls(address, _HANGS_UP)) from error
+        raise _HungUpError(_hangs_up(address, asked)) from error
     except ssl.SSLError as error:
         if error.reason is None:  # the system broke it off, and OpenSSL has nothing to say
-            raise _HungUpError(_not_tls(address, _HANGS_UP)) from error
+            raise _HungUpError(_hangs_up(address, asked)) from error
         if error.reason == "TLSV1_ALERT_NO_APPLICATION_PROTOCOL":
             seen.stage = "alpn"
             raise _foreign(address, "it does not speak HTTP/2", hint=_NO_H2) from error
@@ -336,17 +289,9 @@ def _handshake_errors(
         message = "speaks only TLS older than 1.3" if old else f"does not answer with TLS ({error.reason})"
         raise _not_tls(address, message) from error
     except TimeoutError as error:
-        raise _unreachable(address, "it takes connections but does not answer the handshake") from error
+        raise unreachable(address, "it takes connections but does not answer the handshake") from error
     except OSError as error:
-        raise _unreachable(address, (error.strerror or str(error)).lower()) from error
-
-
-def _remaining(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)  # 0 would mean non-blocking
-
-
-def _unreachable(address: Address, reason: str, hint: str | None = None) -> PeerError:
-    return PeerError("E-PEER-UNREACHABLE", f"cannot reach {address}: {reason}", hint=hint)
+        raise unreachable(address, (error.strerror or str(error)).lower()) from error
 
 
 def _foreign(address: Address, reason: str, hint: str | None = None) -> PeerError:
@@ -360,7 +305,7 @@ def _issuer(certificate: x509.Certificate) -> str:
         return ""
 
 
-def _shown_issuer(address: Address, server_name: str | None, deadline: float, connect: Connect) -> str:
+def _shown_issuer(call: _Call, asked: str | None) -> str:
     """Who signed what is shown there: `ssl` does not tell of a certificate that it refuses, so it is asked to take it.
 
     Nothing is sent on this connection, not even our certificate; the name is asked for as before, because a proxy makes
@@ -370,12 +315,20 @@ def _shown_issuer(address: Address, server_name: str | None, deadline: float, co
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols([_ALPN])
     try:
-        with connect(address, deadline, Seen()) as plain:
-            plain.settimeout(_remaining(deadline))
-            with context.wrap_socket(plain, server_hostname=server_name) as secure:
+        with call.connect(call.address, call.deadline, Seen()) as plain:
+            plain.settimeout(remaining(call.deadline))
+            with context.wrap_socket(plain, server_hostname=asked) as secure:
                 return _issuer(_chain(secure)[0])
     except (OSError, FedelmyError, *UNREADABLE):
         return ""
+
+
+def _hangs_up(address: Address, asked: str | None) -> FedelmyError:
+    """Behind a proxy that routes by names, this is how one looks that it does not know."""
+    verdict = _not_tls(address, "hangs up during the handshake; it may not speak TLS")
+    proxy = f"lead {asked} to the node" if asked else "be asked for a site: name it (--peer SITE=HOST:PORT)"
+    verdict.hint = f"{verdict.hint} If it routes by names, it must {proxy}."
+    return verdict
 
 
 def _not_tls(address: Address, reason: str) -> FedelmyError:

@@ -18,7 +18,8 @@ from fedelmy_node.identity.certificates import expiry_warning
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.dial import Join, Probed, channel_to, open_channel, probe, reach
 from fedelmy_node.rpc.measuring import Measurement, measure
-from fedelmy_node.rpc.preflight import PROBE_SECONDS, Seen, Stage
+from fedelmy_node.rpc.preflight import PROBE_SECONDS
+from fedelmy_node.rpc.reaching import Seen, Stage
 
 if TYPE_CHECKING:
     from grpc import Channel
