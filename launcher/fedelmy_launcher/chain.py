@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName, peer_address, site_name
 from fedelmy_node.domain.reports import NodeDescription
+from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import ConfigError, FedelmyError, IdentityError, PeerError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
@@ -24,6 +25,8 @@ class Link:
 
     address: Address
     node: NodeDescription
+    doubt: str = ""
+    """Why the address is not the one that the site advertises."""
 
     @property
     def site(self) -> SiteName:
@@ -41,7 +44,7 @@ def walk(head: Address, identity: Identity | None) -> tuple[Link, ...]:
             raise PeerError("E-PEER-CHAIN", f"the sites form a circle, not a chain: {way}")
         if len(chain) == _MOST:
             raise PeerError("E-PEER-CHAIN", f"the chain has more than {_MOST} sites")
-        chain.append(link)
+        chain.append(_placed(link, identity))
         following = _next(link.node)
     return tuple(chain)
 
@@ -59,6 +62,20 @@ def _meet(peer: PeerAddress, identity: Identity | None, chain: list[Link]) -> Li
         raise IdentityError("E-IDENTITY-SITE", f"site {name} is expected at {peer.address}, there is {node.site}")
     site_name(node.site)  # without certificates it is anybody's word
     return Link(peer.address, node)
+
+
+def _placed(link: Link, identity: Identity | None) -> Link:
+    """At the address that the site advertises, if it answers there; others may know better than its neighbour."""
+    place = link.node.advertise
+    if place is None or place == link.address:
+        return link
+    try:
+        _, node = _describe(PeerAddress(link.site, place), identity)
+    except FedelmyError as error:
+        return replace(link, doubt=f"it advertises {place}, but {error.message}")
+    if node.site != link.site:
+        return replace(link, doubt=f"it advertises {place}, but there is {clean(node.site, 40)}")
+    return replace(link, address=place)
 
 
 def _describe(peer: PeerAddress, identity: Identity | None) -> tuple[SiteName | None, NodeDescription]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fedelmy_launcher.control import Refusal, Sites
+from fedelmy_node.daemon.examination.advertised import compare_advertised
 from fedelmy_node.daemon.examination.peers import Caller, examine_peer
 from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.names import PeerAddress, SiteName, StepId, site_of
@@ -63,6 +64,8 @@ def check_sites(sites: Sites, plan: Plan, *, quick: bool, doing: Callable[[str],
     checked.skewed = [site for site, node in checked.nodes.items() if not earliest <= node.clock <= latest]
     if checked.refusals and quick:
         return checked
+    if not quick:
+        _compare_places(sites, checked)
     doing("asking every site" + ("" if quick else " to examine itself, its data and its neighbours"))
     answers, refusals = sites.prepare(plan, check_only=True, examine=not quick, sites=list(checked.nodes))
     for site, answer in answers.items():
@@ -87,14 +90,34 @@ def _refusal(site: SiteName, answer: PrepareAnswer) -> Refusal:
 
 def _ways(sites: Sites) -> dict[SiteName, tuple[Finding, ...]]:
     """From here to every site, all at once."""
-    name = str(sites.identity.subject) if sites.identity else "operator/operator"
-    me = Caller(name=name, identity=sites.identity, insecure=sites.identity is None)
+    me = _caller(sites)
 
     def one(site: SiteName) -> tuple[Finding, ...]:
         found = examine_peer(PeerAddress(site, sites.addresses[site]), me)
         return tuple(replace(finding, subject="from here") for finding in found)
 
-    names = list(sites.addresses)
+    return _of_all(list(sites.addresses), one)
+
+
+def _compare_places(sites: Sites, checked: Checked) -> None:
+    """Where sites say that they are reached, against where they are looked for."""
+    me, places = _caller(sites), {site: node.advertise for site, node in checked.nodes.items() if node.advertise}
+
+    def one(site: SiteName) -> tuple[Finding, ...]:
+        return tuple(compare_advertised(places[site], sites.addresses[site], site, me))
+
+    for site, found in _of_all(list(places), one).items():
+        checked.findings[site] = checked.findings.get(site, ()) + found
+
+
+def _caller(sites: Sites) -> Caller:
+    name = str(sites.identity.subject) if sites.identity else "operator/operator"
+    return Caller(name=name, identity=sites.identity, insecure=sites.identity is None)
+
+
+def _of_all(
+    names: Sequence[SiteName], one: Callable[[SiteName], tuple[Finding, ...]]
+) -> dict[SiteName, tuple[Finding, ...]]:
     pool = ThreadPoolExecutor(max_workers=min(32, max(1, len(names))), thread_name_prefix="way")
     try:
         return dict(zip(names, pool.map(one, names), strict=True))

@@ -29,7 +29,7 @@ from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.orders import decode_cancel
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.findings import Finding
-from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
+from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import (
     Absent,
@@ -438,7 +438,7 @@ def _description() -> NodeDescription:
     return NodeDescription(
         site=SITE, version="0.1.0", contracts=("fedelmy.v1",), torch="2.6", platform="x86_64", device="cpu",
         data="digits", peers=("north=127.0.0.1:1",), free_bytes=10**12, clock=1.8e9,
-        certificate_expires=1.8e9,
+        certificate_expires=1.8e9, advertise=Address("fl.south.example:443"),
         runs=(RunSummary(run=RUN, state=RunState.RUNNING, federation="small", changed_at=1.8e9),),
     )  # fmt: skip
 

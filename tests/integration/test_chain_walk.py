@@ -27,9 +27,10 @@ def start(tmp_path: Path, identities: Identities) -> Iterator[Start]:
     """Start the node of a site; all end with the test."""
     stack, numbers = ExitStack(), itertools.count()
 
-    def begin(name: str, *peers: str, listen: str = "127.0.0.1:0", identity: Identity | None = None) -> Address:
-        state = lay_down(tmp_path / str(next(numbers)), identity or identities[name])
-        node = Node(load_site_config(Given(state=state, listen=listen, data="digits", peers=peers)))
+    def begin(name: str, *peers: str, listen: str = "127.0.0.1:0", advertise: str | None = None) -> Address:
+        state = lay_down(tmp_path / str(next(numbers)), identities[name])
+        given = Given(state=state, listen=listen, data="digits", peers=peers, advertise=advertise)
+        node = Node(load_site_config(given))
         stack.enter_context(serving(node))
         return Address(node.address)
 
@@ -78,3 +79,24 @@ def test_another_site_than_the_peer_names(start: Start, identities: Identities) 
     head = start("north", f"west={south}")
     with pytest.raises(IdentityError, match=r"E-IDENTITY-SITE.*north sends to west=.*south"):
         walk(head, identities["operator"])
+
+
+def test_a_site_is_taken_where_it_says_if_it_answers_there(start: Start, identities: Identities) -> None:
+    place = free_address()
+    seen = place.replace("127.0.0.1", "localhost")  # another way to the same node, as through a proxy
+    south = start("south", listen=place, advertise=seen)
+    (link,) = walk(south, identities["operator"])
+    assert (link.address, link.node.advertise, link.doubt) == (seen, seen, "")
+
+
+def test_a_site_that_does_not_answer_where_it_says_stays_where_it_was_found(
+    start: Start, identities: Identities
+) -> None:
+    south, nowhere = start("south"), free_address()
+    north = start("north", south, advertise=nowhere)
+    head, _ = walk(north, identities["operator"])
+    assert (head.address, head.node.advertise) == (north, nowhere)
+    assert head.doubt.startswith(f"it advertises {nowhere}, but cannot reach {nowhere}: nothing listens there")
+    west = start("north", advertise=south)
+    (link,) = walk(west, identities["operator"])
+    assert link.address == west and "'south', but 'north' was expected there" in link.doubt

@@ -131,6 +131,36 @@ def test_a_daemon_that_runs_is_asked_for_its_health(south: Node) -> None:
     assert "serves on" in found["daemon"]["message"] and found["daemon"]["verdict"] == "ok"
 
 
+def test_the_address_for_others_leads_back_or_it_is_a_warning(
+    north: Path, south: Node, tmp_path: Path, identities: Identities, own_ca: Path
+) -> None:
+    """Never a failure: a network may not let its machines call themselves from outside."""
+    place, state = south.address.replace("127.0.0.1", "localhost"), south._config.state
+
+    def told(place: str, state: Path = state) -> Finding:
+        return about(look(state, "--data", "digits", "--advertise", place), "node")["advertise"]
+
+    assert told(place)["message"] == f"{place} leads back to this node"
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        nowhere = f"localhost:{gone.getsockname()[1]}"
+    away = told(nowhere)
+    assert (away["verdict"], away["code"]) == ("warning", "E-PEER-UNREACHABLE")
+    assert "hairpin" in away["fix"] and f"fedelmy-node doctor --peer south={nowhere}" in away["fix"]
+    assert "not tried" in told(place, north)["message"], "no daemon of north runs"
+    other = Node(load_site_config(Given(state=north, listen="127.0.0.1:0", data="digits", advertise=nowhere)))
+    with serving(other):
+        assert (told(other.address)["verdict"], told(other.address)["code"]) == ("warning", "E-IDENTITY-SITE")
+        lines = call(north, "--advertise", place).output
+        assert f"the daemon advertises {nowhere}, these settings say {place}" in lines
+
+
+def test_another_node_with_our_name(south: Node, serve: Serve, forge: Callable[..., Identity]) -> None:
+    twin = serve(forge("south.site.fedelmy"))
+    found = about(look(south._config.state, "--data", "digits", "--advertise", twin), "node")["advertise"]
+    assert (found["verdict"], found["code"]) == ("warning", "E-IDENTITY-SITE")
+    assert "another node that has a certificate of south" in found["message"]
+
+
 def test_each_line_has_its_mark_and_each_fault_its_fix_below(north: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = f"127.0.0.1:{gone.getsockname()[1]}"

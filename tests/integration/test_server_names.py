@@ -84,7 +84,7 @@ def test_a_number_is_no_name(identities: Identities, two: dict[str, Address], pr
     del front.ways[None]
     with pytest.raises(FedelmyError, match=r"E-IDENTITY-TLS.*hangs up") as raised:
         met(front.at(), identities["north"])
-    assert "--peer SITE=HOST:PORT" in str(raised.value.hint)
+    assert "SITE=HOST:PORT" in str(raised.value.hint)
 
 
 def test_a_name_that_the_proxy_does_not_know_is_told(

@@ -115,6 +115,20 @@ def test_an_empty_flag_is_refused_not_ignored(tmp_path: Path, given: dict[str, o
         load_site_config(Given(state=tmp_path, **given))  # type: ignore[arg-type]
 
 
+def test_where_others_reach_the_node(tmp_path: Path) -> None:
+    assert load_site_config(Given(state=tmp_path)).advertise is None
+    (tmp_path / "site.toml").write_text('[site]\nadvertise = "fl.north.example:443"\n')
+    assert load_site_config(Given(state=tmp_path)).advertise == "fl.north.example:443"
+    given = Given(state=tmp_path, advertise="[2001:db8::7]:50051")
+    assert load_site_config(given).advertise == "[2001:db8::7]:50051"
+
+
+@pytest.mark.parametrize("bad", ["", "443", "north.example", "north.example:0", "0.0.0.0:443", "[::]:443", "0:443"])
+def test_where_nobody_reaches_it(tmp_path: Path, bad: str) -> None:
+    with pytest.raises(ConfigError, match="E-CONFIG-ADDRESS"):
+        load_site_config(Given(state=tmp_path, advertise=bad))
+
+
 def test_what_a_site_says_about_certificates(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(
         """

@@ -21,7 +21,8 @@ def discover(head: str, as_toml: bool, identity: Path, insecure: bool, as_json: 
     """Walk the chain of sites from the first one, at HOST:PORT: each is asked for its --peer.
 
     Every site must name at most one peer; the last one names none. Addresses are those that the sites use for each
-    other, so this machine must reach them, too.
+    other, so this machine must reach them, too. Where a site advertises another one (--advertise) and answers there,
+    that one is taken.
 
     \b
     Examples:
@@ -36,7 +37,11 @@ def discover(head: str, as_toml: bool, identity: Path, insecure: bool, as_json: 
     chain = walk(address(head), load_operator(identity, insecure))
     if as_json:
         keys = ("site", "version", "device", "data", "torch")
-        sites = [{"address": link.address} | {key: getattr(link.node, key) for key in keys} for link in chain]
+        sites = [
+            {"address": link.address, "advertise": link.node.advertise, "doubt": link.doubt}
+            | {key: getattr(link.node, key) for key in keys}
+            for link in chain
+        ]
         emit_json({"sites": sites})
     elif as_toml:
         for link in chain:
@@ -47,3 +52,6 @@ def discover(head: str, as_toml: bool, identity: Path, insecure: bool, as_json: 
             node = link.node
             data, device, version = (clean(text, 40) or "-" for text in (node.data, node.device, node.version))
             click.echo(f"  {link.site:<16} {link.address:<28} {data:<14} {device:<8} {version}")
+    for link in chain:
+        if link.doubt and not as_json:
+            click.echo(f"warning: {link.site} is taken to be at {link.address}: {link.doubt}", err=True)

@@ -25,14 +25,15 @@ __all__ = ["doctor"]
 @insecure_options
 @json_option
 def doctor(
-    peers: tuple[str, ...], data: str | None, indices: Path | None, listen: str | None, device: str | None,
-    federation: Path | None, state: Path, config: Path | None, insecure: bool, site: str | None, as_json: bool,
+    peers: tuple[str, ...], data: str | None, indices: Path | None, listen: str | None, advertise: str | None,
+    device: str | None, federation: Path | None, state: Path, config: Path | None, insecure: bool, site: str | None,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Look at everything that this site needs for a run, and change nothing.
 
-    Identity, clock, port, the way to every --peer, disk, data and device; takes the options of `serve`, with the same
-    precedence, and works with and without a running daemon. With --federation, the data are held against its
-    classes, a few batches are trained, and the time of the whole run is estimated.
+    Identity, clock, port, whether --advertise leads back here, the way to every --peer, disk, data and device; takes
+    the options of `serve`, with the same precedence, and works with and without a running daemon. With --federation,
+    the data are held against its classes, a few batches are trained, and the time of the whole run is estimated.
 
     Every line is ok, a warning or a failure; below anything but ok is the code and what to do about it.
     Exit code 0: no failure; else that of the first one.
@@ -51,8 +52,8 @@ def doctor(
     from fedelmy_node.domain.findings import exit_code_of, worst
 
     given = Given(
-        state=state, config=config, site=site, listen=listen, peers=peers, data=data, indices=indices, device=device,
-        insecure=insecure,
+        state=state, config=config, site=site, listen=listen, advertise=advertise, peers=peers, data=data,
+        indices=indices, device=device, insecure=insecure,
     )  # fmt: skip
     described = read_federation(federation, unlisted=UNLISTED) if federation else None
     examination = SiteExamination(load_site_config(given), described)

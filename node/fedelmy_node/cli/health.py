@@ -63,7 +63,8 @@ def health_lines(found: Health) -> Iterator[str]:
     from fedelmy_node.domain.narration import bytes_text
 
     state = "serving" if found.serving else "not serving"
-    yield f"site {found.site} is {state} on {found.address} (process {found.process})"
+    outside = f", for others at {found.advertise}" if found.advertise else ""
+    yield f"site {found.site} is {state} on {found.address}{outside} (process {found.process})"
     yield f"  now:      {found.active or 'idle'}"
     for waiting in found.queue:
         yield f"  queued:   {waiting}"

@@ -104,6 +104,13 @@ def site_options(function: F) -> F:
             help="Where to listen.  [default: 0.0.0.0:50051]",
         ),
         click.option(
+            "--advertise",
+            metavar="HOST:PORT",
+            envvar="FEDELMY_ADVERTISE",
+            show_envvar=True,
+            help="Where others reach this node, if not where it listens: behind NAT, a proxy or a container's port.",
+        ),
+        click.option(
             "--device",
             metavar="auto|cpu|cuda[:N]",
             shell_complete=devices,

@@ -50,9 +50,9 @@ _OPEN_FILES = 65_536
     help="How to log.",
 )
 def serve(
-    peers: tuple[str, ...], data: str | None, indices: Path | None, listen: str | None, device: str | None,
-    direction: Literal["push", "pull"] | None, metrics: str | None, state: Path, config: Path | None,
-    keep_pool: bool | None, insecure: bool, site: str | None, log_format: str,
+    peers: tuple[str, ...], data: str | None, indices: Path | None, listen: str | None, advertise: str | None,
+    device: str | None, direction: Literal["push", "pull"] | None, metrics: str | None, state: Path,
+    config: Path | None, keep_pool: bool | None, insecure: bool, site: str | None, log_format: str,
 ) -> None:  # fmt: skip
     """Run the node of this site until it is stopped.
 
@@ -63,6 +63,7 @@ def serve(
     Examples:
       fedelmy-node serve --peer south.example:50051
       fedelmy-node serve --peer south=10.0.0.7:50051 --data imagefolder:/data/xray --device cuda:0
+      fedelmy-node serve --listen 0.0.0.0:50051 --advertise fl.north.example:443
       fedelmy-node serve --metrics 9465 --log-format json
     """
     from fedelmy_node.config.site import Given, load_site_config
@@ -74,8 +75,8 @@ def serve(
     _allow_many_connections()
     configure_logging(log_format, {})
     given = Given(
-        state=state, config=config, site=site, listen=listen, peers=peers, data=data, indices=indices,
-        direction=direction, device=device, keep_pool=keep_pool, metrics=metrics, insecure=insecure,
+        state=state, config=config, site=site, listen=listen, advertise=advertise, peers=peers, data=data,
+        indices=indices, direction=direction, device=device, keep_pool=keep_pool, metrics=metrics, insecure=insecure,
     )  # fmt: skip
     with held_back():  # until the certificate has said who this site is
         node = Node(load_site_config(given))

@@ -15,7 +15,15 @@ from typing import Any, Final, Literal, TypeVar
 
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.config.decode import decode, read_toml
-from fedelmy_node.domain.names import Address, PeerAddress, SiteName, address, peer_address, site_name
+from fedelmy_node.domain.names import (
+    Address,
+    PeerAddress,
+    SiteName,
+    address,
+    peer_address,
+    reachable_place,
+    site_name,
+)
 from fedelmy_node.errors import ConfigError, DataError
 from fedelmy_node.identity.rules import NameRule, TrustRules, fingerprint_text
 from fedelmy_node.identity.subject import Subject
@@ -34,6 +42,8 @@ class _SiteTable:
     """Only needed with --insecure: otherwise the certificate says it."""
     listen: str = "0.0.0.0:50051"
     """Address and port of this node."""
+    advertise: str | None = None
+    """Address and port under which others reach it, where that is another: NAT, a proxy, a container's port."""
     peers: tuple[str, ...] = ()
     """Whom this site agrees to send to: [SITE=]HOST:PORT."""
     direction: Literal["push", "pull"] = "push"
@@ -151,6 +161,7 @@ class Given:
     config: Path | None = None
     site: str | None = None
     listen: str | None = None
+    advertise: str | None = None
     peers: tuple[str, ...] = ()
     data: str | None = None
     indices: Path | None = None
@@ -191,6 +202,8 @@ class SiteConfig:
     """What a trainer may take of this machine."""
     direction: Literal["push", "pull"] = "push"
     """pull: nobody can call this site; it waits at its peers, and calls back."""
+    advertise: Address | None = None
+    """Where others reach this node; None: it does not say."""
 
     def __post_init__(self) -> None:
         if self.direction == "pull" and not self.peers:
@@ -213,7 +226,7 @@ def load_site_config(given: Given) -> SiteConfig:
         hint = _misplaced(tables) if error.code == "E-CONFIG-KEY" else None
         raise ConfigError(error.code, f"{path}: {error.message}", hint=hint or error.hint) from error
     base = path.absolute().parent
-    name = _first(given.site, file.site.name)
+    name, advertise = _first(given.site, file.site.name), _first(given.advertise, file.site.advertise)
     indices = _first(given.indices, None if file.data.indices is None else base / file.data.indices)
     return SiteConfig(
         state=state,
@@ -235,6 +248,7 @@ def load_site_config(given: Given) -> SiteConfig:
         metrics=_metrics_address(file.site.metrics if given.metrics is None else given.metrics),
         trainer=file.trainer,
         direction=given.direction or file.site.direction,
+        advertise=None if advertise is None else reachable_place(advertise),
     )
 
 

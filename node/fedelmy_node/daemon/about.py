@@ -49,6 +49,7 @@ def described(
         clock=time.time(),
         runs=runs,
         certificate_expires=certificate_expires,
+        advertise=config.advertise,
     )
 
 

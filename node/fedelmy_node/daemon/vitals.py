@@ -53,7 +53,7 @@ class Vitals:
             serving=all(service.serving for service in services), site=site, address=address, process=os.getpid(),
             active="", queue=(), problems=tuple(dict.fromkeys(each.reason for each in services if each.reason)),
             warnings=tuple(self.warnings()), certificate_expires=self.certificate_expires(), services=services,
-            free_bytes=free, total_bytes=total, version=__version__,
+            free_bytes=free, total_bytes=total, version=__version__, advertise=self._config.advertise or "",
         )  # fmt: skip
 
     def services(self) -> tuple[ServiceHealth, ...]:

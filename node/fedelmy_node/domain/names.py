@@ -12,7 +12,7 @@ from fedelmy_node.errors import ConfigError
 __all__ = [
     "SiteName", "RunId", "StepId", "EdgeId", "Address", "PeerAddress",
     "site_name", "run_id", "step_id", "known_edge", "site_of", "edge_id", "edge_ends",
-    "address", "place", "by_way_of", "peer_address", "file_stem",
+    "address", "place", "reachable_place", "by_way_of", "peer_address", "file_stem",
 ]  # fmt: skip
 
 SiteName = NewType("SiteName", str)
@@ -107,6 +107,19 @@ def by_way_of(where: Address) -> tuple[Address, SiteName] | None:
     """The node that connects, and the site that is meant; None for an address that is called directly."""
     direct, slash, site = where.partition("/")
     return (Address(direct), SiteName(site)) if slash else None
+
+
+def reachable_place(text: str) -> Address:
+    """A place that somebody else can dial: a whole address, of one machine."""
+    found = place(text)
+    host, _, port = found.partition("/")[0].rpartition(":")
+    if int(port) == 0 or re.fullmatch(r"[0.]+|\[[0:.]+\]", host):
+        raise ConfigError(
+            "E-CONFIG-ADDRESS",
+            f"{_shown(text)} is nowhere that others could call",
+            hint="Name host and port as others see them, such as fl.north.example:443.",
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
 from fedelmy_node.domain.findings import Finding
-from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
+from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Neighbour, StepKind
 from fedelmy_node.domain.transfer import Origin
 
@@ -73,6 +73,8 @@ class NodeDescription:
     runs: tuple[RunSummary, ...] = ()
     certificate_expires: float = 0.0
     """In seconds since the epoch; 0: the node has no certificate."""
+    advertise: Address | None = None
+    """Where others reach it, by its own word; None: it does not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,6 +244,8 @@ class Health:
     version: str = ""
     metrics: str = ""
     """Where the metrics are; empty: nowhere."""
+    advertise: str = ""
+    """Where others reach it, by its settings; empty: they do not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,13 +13,14 @@ from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
 from fedelmy_node.config.strict_json import parse_json
-from fedelmy_node.domain.names import EdgeId, RunId, known_edge, run_id
+from fedelmy_node.domain.names import Address, EdgeId, RunId, known_edge, reachable_place, run_id
 from fedelmy_node.domain.texts import clean, clean_all
 from fedelmy_node.errors import ConfigError, IdentityError, PeerError, RunError, TransferError
 
 __all__ = [
     "MAX_SIGNATURE_BYTES", "MAX_BEGIN_BYTES",
-    "answer", "few", "read_object", "asked_run", "asked_edge", "digest", "count", "seconds", "label", "bounded",
+    "answer", "few", "read_object", "asked_run", "asked_edge", "digest", "count", "seconds", "label",
+    "advertised", "bounded",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -93,6 +94,11 @@ def seconds(number: float) -> float:
 def label(text: str) -> str:
     """A word or two for people: a version, a device, a code."""
     return clean(text, _LABEL_CHARACTERS)
+
+
+def advertised(text: str) -> Address | None:
+    """Where somebody says that he is reached; None: he does not say."""
+    return reachable_place(text) if text else None
 
 
 def bounded(decode: Callable[[bytes], T], limit: int) -> Callable[[bytes], T]:

@@ -34,6 +34,7 @@ from fedelmy_node.errors import IdentityError, PeerError, TransferError
 from fedelmy_node.identity.files import CHAIN_BYTES
 from fedelmy_node.rpc.bounds import (
     MAX_SIGNATURE_BYTES,
+    advertised,
     answer,
     asked_edge,
     asked_run,
@@ -122,7 +123,7 @@ def description_to_pb(node: NodeDescription) -> control_pb2.DescribeReply:
         site=node.site, version=node.version, contracts=node.contracts, torch=node.torch,
         platform=node.platform, device=node.device, data=node.data, peers=node.peers,
         free_bytes=node.free_bytes, clock=node.clock, runs=summaries_to_pb(node.runs),
-        certificate_expires=node.certificate_expires,
+        certificate_expires=node.certificate_expires, advertise=node.advertise or "",
     )  # fmt: skip
 
 
@@ -137,6 +138,7 @@ def description_from_pb(message: control_pb2.DescribeReply) -> NodeDescription:
         data=label(message.data), peers=tuple(map(label, message.peers)), free_bytes=count(message.free_bytes),
         clock=seconds(message.clock), runs=summaries_from_pb(message.runs),
         certificate_expires=seconds(message.certificate_expires),
+        advertise=advertised(message.advertise),
     )  # fmt: skip
 
 
@@ -338,6 +340,7 @@ def health_to_pb(health: Health) -> admin_pb2.HealthReply:
         warnings=health.warnings, certificate_expires=health.certificate_expires,
         services=[admin_pb2.ServiceHealth(name=s.name, serving=s.serving, reason=s.reason) for s in health.services],
         free_bytes=health.free_bytes, total_bytes=health.total_bytes, version=health.version, metrics=health.metrics,
+        advertise=health.advertise,
     )  # fmt: skip
 
 
@@ -351,7 +354,7 @@ def health_from_pb(message: admin_pb2.HealthReply) -> Health:
             ServiceHealth(name=label(s.name), serving=s.serving, reason=clean(s.reason)) for s in message.services
         ),
         free_bytes=count(message.free_bytes), total_bytes=count(message.total_bytes), version=label(message.version),
-        metrics=label(message.metrics),
+        metrics=label(message.metrics), advertise=label(message.advertise),
     )  # fmt: skip
 
 

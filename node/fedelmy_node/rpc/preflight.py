@@ -326,8 +326,8 @@ def _shown_issuer(call: _Call, asked: str | None) -> str:
 def _hangs_up(address: Address, asked: str | None) -> FedelmyError:
     """Behind a proxy that routes by names, this is how one looks that it does not know."""
     verdict = _not_tls(address, "hangs up during the handshake; it may not speak TLS")
-    proxy = f"lead {asked} to the node" if asked else "be asked for a site: name it (--peer SITE=HOST:PORT)"
-    verdict.hint = f"{verdict.hint} If it routes by names, it must {proxy}."
+    proxy = f"lead {asked} to the node, which must run" if asked else "be asked for a site: name it (SITE=HOST:PORT)"
+    verdict.hint = f"{verdict.hint} If that routes by names, it must {proxy}."
     return verdict
 
 

@@ -12,7 +12,7 @@ class HealthRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HealthReply(_message.Message):
-    __slots__ = ("serving", "site", "address", "process", "active", "queue", "problems", "warnings", "certificate_expires", "services", "free_bytes", "total_bytes", "version", "metrics")
+    __slots__ = ("serving", "site", "address", "process", "active", "queue", "problems", "warnings", "certificate_expires", "services", "free_bytes", "total_bytes", "version", "metrics", "advertise")
     SERVING_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class HealthReply(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    ADVERTISE_FIELD_NUMBER: _ClassVar[int]
     serving: bool
     site: str
     address: str
@@ -41,7 +42,8 @@ class HealthReply(_message.Message):
     total_bytes: int
     version: str
     metrics: str
-    def __init__(self, serving: _Optional[bool] = ..., site: _Optional[str] = ..., address: _Optional[str] = ..., process: _Optional[int] = ..., active: _Optional[str] = ..., queue: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ..., warnings: _Optional[_Iterable[str]] = ..., certificate_expires: _Optional[float] = ..., services: _Optional[_Iterable[_Union[ServiceHealth, _Mapping]]] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., version: _Optional[str] = ..., metrics: _Optional[str] = ...) -> None: ...
+    advertise: str
+    def __init__(self, serving: _Optional[bool] = ..., site: _Optional[str] = ..., address: _Optional[str] = ..., process: _Optional[int] = ..., active: _Optional[str] = ..., queue: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ..., warnings: _Optional[_Iterable[str]] = ..., certificate_expires: _Optional[float] = ..., services: _Optional[_Iterable[_Union[ServiceHealth, _Mapping]]] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., version: _Optional[str] = ..., metrics: _Optional[str] = ..., advertise: _Optional[str] = ...) -> None: ...
 
 class ServiceHealth(_message.Message):
     __slots__ = ("name", "serving", "reason")

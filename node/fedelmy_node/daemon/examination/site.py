@@ -11,6 +11,7 @@ from typing import Final
 
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.consent import efforts
+from fedelmy_node.daemon.examination.advertised import examine_advertised
 from fedelmy_node.daemon.examination.identity import examine_files, open_identity
 from fedelmy_node.daemon.examination.machine import examine_clock, examine_daemon, running_daemon
 from fedelmy_node.daemon.examination.peers import Caller, examine_peer
@@ -79,8 +80,9 @@ class SiteExamination:
         yield examine_clock()
         running = running_daemon(self._layout)
         yield from examine_daemon(running, config.listen)
-        aim = yield from self._aim(site)
         me = Caller(name=f"site/{site or _UNKNOWN_SITE}", identity=usable, insecure=config.insecure)
+        yield from examine_advertised(config.advertise, site, me, running, tell)
+        aim = yield from self._aim(site)
         for peer in self._peers(aim, site):
             yield from examine_peer(peer, me, tell)
         yield from self._work(aim, site or _UNKNOWN_SITE, running, tell)
@@ -144,7 +146,8 @@ class SiteExamination:
     def _peers(self, aim: _Aim, site: SiteName | None) -> list[PeerAddress]:
         """Those of --peer, and the neighbours of the plan that they do not name; the site's own word goes first."""
         own = list(self._config.peers)
-        named, placed = {peer.site for peer in own if peer.site}, {peer.address for peer in own}
+        # An address may lead to several sites, behind a proxy; one without a name stands for whoever is there.
+        named, placed = {peer.site for peer in own if peer.site}, {peer.address for peer in own if not peer.site}
         more = [n for n in aim.neighbours if n.site not in named and n.address not in placed and n.site != site]
         return own + more
 
