@@ -28,11 +28,11 @@ class Front:
         file = {"haproxy": "haproxy.cfg", "nginx": "nginx.conf"}[kind]
         listens = {
             "haproxy": {"bind :443": f"bind 127.0.0.1:{self.port}", "log /dev/log": "log stdout format raw"},
-            "nginx": {"listen 443;": f"listen 127.0.0.1:{self.port};", "listen [::]:443;": ""},
+            "nginx": {"listen [::]:443;": "", "listen 443": f"listen 127.0.0.1:{self.port}"},
         }[kind]
         places = {PLACES[name]: place for name, place in nodes.items()}
         text = (PROXIES / file).read_text()
-        for old, new in {**listens, **places, "fl-south.example": "localhost", **(changes or {})}.items():
+        for old, new in {**(changes or {}), **listens, **places, "fl-south.example": "localhost"}.items():
             assert old in text, f"{file} has no {old!r}"
             text = text.replace(old, new)
         self.file = home / file

@@ -53,7 +53,7 @@ class Scene:
         bed.write_file(**BUNDLE, addresses=dict.fromkeys(bed.sites, self.front.address))
 
 
-@pytest.fixture(scope="module", params=["haproxy", "nginx"])
+@pytest.fixture(scope="module", params=["haproxy", pytest.param("nginx", marks=pytest.mark.full)])
 def scene(request: pytest.FixtureRequest, bed: Bed) -> Iterator[Scene]:
     with CountingProxy("") as way:
         made = Scene(bed, installed(request.param), way)
@@ -144,9 +144,8 @@ def test_a_silent_stream_outlives_a_proxy_that_waits_longer_than_pings_take(
     front.stop()
 
 
-def test_a_proxy_that_opens_tls_is_named_with_its_ca(bed: Bed, tmp_path: Path) -> None:
+def test_a_proxy_that_opens_tls_is_named_with_its_ca(scene: Scene, tmp_path: Path) -> None:
     """Many hospitals have one that looks into TLS; the doctor says whose certificate it shows."""
-    installed("haproxy")
     file = tmp_path / "inspection.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
@@ -154,21 +153,16 @@ def test_a_proxy_that_opens_tls_is_named_with_its_ca(bed: Bed, tmp_path: Path) -
         check=True, capture_output=True,
     )  # fmt: skip
     file.write_bytes(file.read_bytes() + (tmp_path / "key").read_bytes())
-    north, south = bed.sites.values()
-    south.start("--indices", "parts/south.json")
-    opening = {"server node": "server node ssl verify none alpn h2"}
-    front = Front("haproxy", tmp_path, {"north": "127.0.0.1:9", "south": south.address}, opening)
-    front.file.write_text(
-        front.file.read_text()
-        .replace(f"127.0.0.1:{front.port}", f"127.0.0.1:{front.port} ssl crt {file} alpn h2")
-        .replace("req.ssl_hello_type 1", "always_true").replace("req.ssl_sni", "ssl_fc_sni")
-    )  # fmt: skip
-    front.start()
-    try:
-        done = north.node("doctor", "--data", "digits", "--peer", f"south={front.address}")
-    finally:
-        front.stop()
-        south.stop()
+    north, south = scene.bed.sites.values()
+    changes = {
+        "haproxy": {"bind :443": f"bind :443 ssl crt {file} alpn h2", "{ req.ssl_hello_type 1 }": "TRUE",
+                    "req.ssl_sni": "ssl_fc_sni", "server node": "server node ssl verify none alpn h2"},
+        "nginx": {"listen 443;": f"listen 443 ssl; ssl_certificate {file}; ssl_certificate_key {file}; ssl_alpn h2;",
+                  "ssl_preread on;": "proxy_ssl on;", "$ssl_preread_server_name": "$ssl_server_name"},
+    }[scene.front.kind]  # fmt: skip
+    front = Front(scene.front.kind, tmp_path, {"south": south.address}, changes).start()
+    done = north.node("doctor", "--data", "digits", "--peer", f"south={front.address}")
+    front.stop()
     said = " ".join(done.out.split())
     assert done.code != 0 and "E-IDENTITY-UNTRUSTED" in said
     assert "'CN=Inspection CA,O=Hospital IT' signed it" in said
