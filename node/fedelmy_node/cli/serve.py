@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -123,8 +125,7 @@ def _allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-def _stop_on_signals(stop: object) -> None:
-    assert callable(stop)
+def _stop_on_signals(stop: Callable[[], None]) -> None:
     stopping = False
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -132,7 +133,8 @@ def _stop_on_signals(stop: object) -> None:
         if stopping:
             os._exit(128 + number)
         stopping = True
-        stop()
+        # Not here: the main thread may be inside the very lock that this needs, and would wait for itself.
+        _thread.start_new_thread(stop, ())
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
