@@ -32,7 +32,8 @@ class Front:
         }[kind]
         places = {PLACES[name]: place for name, place in nodes.items()}
         text = (PROXIES / file).read_text()
-        for old, new in {**(changes or {}), **listens, **places, "fl-south.example": "localhost"}.items():
+        names = {"fl-south.example": "localhost"}
+        for old, new in (pair for some in (changes or {}, listens, places, names) for pair in some.items()):
             assert old in text, f"{file} has no {old!r}"
             text = text.replace(old, new)
         self.file = home / file

@@ -156,9 +156,10 @@ def test_a_proxy_that_opens_tls_is_named_with_its_ca(scene: Scene, tmp_path: Pat
     north, south = scene.bed.sites.values()
     changes = {
         "haproxy": {"bind :443": f"bind :443 ssl crt {file} alpn h2", "{ req.ssl_hello_type 1 }": "TRUE",
-                    "req.ssl_sni": "ssl_fc_sni", "server node": "server node ssl verify none alpn h2"},
+                    "req.ssl_sni": "ssl_fc_sni", "10.0.0.12:50051": "10.0.0.12:50051 ssl verify none alpn h2"},
         "nginx": {"listen 443;": f"listen 443 ssl; ssl_certificate {file}; ssl_certificate_key {file}; ssl_alpn h2;",
-                  "ssl_preread on;": "proxy_ssl on;", "$ssl_preread_server_name": "$ssl_server_name"},
+                  "ssl_preread on;": "proxy_ssl on; ssl_protocols TLSv1.3;",
+                  "$ssl_preread_server_name": "$ssl_server_name"},
     }[scene.front.kind]  # fmt: skip
     front = Front(scene.front.kind, tmp_path, {"south": south.address}, changes).start()
     done = north.node("doctor", "--data", "digits", "--peer", f"south={front.address}")
