@@ -184,6 +184,9 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-STORE-DISK": Entry(StoreError, "RESOURCE_EXHAUSTED", "Free disk space in the state directory."),
     "E-STORE-DAMAGED": Entry(StoreError, "DATA_LOSS", "Check the disk; restore the file from where it came from."),
     "E-STORE-DAEMON": Entry(StoreError, "UNAVAILABLE", "Start `fedelmy-node serve` on this state directory first."),
+    # backups
+    "E-BACKUP-FILE": Entry(StoreError, "DATA_LOSS", "Take another backup, as `fedelmy-node backup` wrote it; nothing was restored from this one."),
+    "E-BACKUP-TARGET": Entry(StoreError, "FAILED_PRECONDITION", "Stop the node, move what is there away, and restore again; or name an empty directory with --state."),
     # audit log
     "E-AUDIT-MISSING": Entry(StoreError, "NOT_FOUND", "Run this as the node's user, with the node's --state; the log begins when the node does."),
     "E-AUDIT-BROKEN": Entry(StoreError, "DATA_LOSS", "Keep a copy of the files as they are, and find out who or what changed them; compare with an older copy."),
