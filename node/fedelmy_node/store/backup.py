@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sqlite3
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -27,7 +29,7 @@ from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import RunId
 from fedelmy_node.domain.plan import Slice, StepKind
-from fedelmy_node.durable import replacing
+from fedelmy_node.durable import cannot_write, replacing
 from fedelmy_node.errors import FedelmyError, StoreError
 from fedelmy_node.identity.files import locked
 from fedelmy_node.identity.keystore import look_at
@@ -37,7 +39,7 @@ from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import read_slice
 from fedelmy_node.store.schema import refuse_newer, store_error
 
-__all__ = ["CONTENTS", "FORMAT", "JOURNAL", "Contents", "belongs", "write_backup"]
+__all__ = ["CONTENTS", "FORMAT", "JOURNAL", "Contents", "belongs", "stream_backup", "write_backup"]
 
 FORMAT: Final = 1
 CONTENTS: Final = "backup.json"
@@ -46,6 +48,7 @@ _SETTINGS: Final = "site.toml"
 _HEAD: Final = "audit.head"
 _PUBLIC: Final = frozenset({"request.csr", "next-request.csr", "certificate.pem", "ca.pem", "revoked.pem"})
 _TRIES: Final = 5
+_BLOCK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,16 +96,34 @@ def belongs(name: str) -> bool:
 
 def write_backup(root: Path, out: Path) -> Contents:
     """Write the backup of a state directory, whole or not at all; it has the site's key, so it is this user's alone."""
-    layout = Layout(root)
-    with replacing(out) as partial:
-        for left in reversed(range(_TRIES)):
-            try:
-                with tarfile.open(partial, "w", format=tarfile.PAX_FORMAT) as tar:
-                    return _Writer(layout, tar).write()
-            except _MovedOnError as error:
-                if not left:
-                    message = "the journal names a bundle that is not there"
-                    raise StoreError("E-STORE-DAMAGED", message, private=str(error)) from error
+    with replacing(out) as partial, partial.open("wb") as file:
+        return _fill(Layout(root), file)
+
+
+def stream_backup(root: Path, out: IO[bytes]) -> Contents:
+    """The same, into a pipe: it is made whole in the state directory first, in a file without a name."""
+    try:
+        with tempfile.TemporaryFile(dir=root) as file:
+            contents = _fill(Layout(root), file)
+            file.seek(0)
+            shutil.copyfileobj(file, out, _BLOCK_BYTES)
+            out.flush()
+    except OSError as error:
+        raise cannot_write(root, error) from error
+    return contents
+
+
+def _fill(layout: Layout, file: IO[bytes]) -> Contents:
+    for left in reversed(range(_TRIES)):
+        file.seek(0)
+        file.truncate()
+        try:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                return _Writer(layout, tar).write()
+        except _MovedOnError as error:
+            if not left:
+                message = "the journal names a bundle that is not there"
+                raise StoreError("E-STORE-DAMAGED", message, private=str(error)) from error
     raise AssertionError("the last try raises")
 
 

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import tarfile
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from fedelmy_node.config.decode import decode
 from fedelmy_node.durable import cannot_write, remove_tree, sync_directory
@@ -32,8 +32,8 @@ _BLOCK_BYTES: Final = 1 << 20
 _CONTENTS_BYTES: Final = 64 << 20
 
 
-def read_backup(file: Path, root: Path) -> Contents:
-    """Restore a state directory from a backup; if anything is wrong, the directory stays as empty as it was."""
+def read_backup(file: Path | IO[bytes], root: Path) -> Contents:
+    """Restore a state directory from a backup, a file or a pipe; if anything is wrong, the directory stays empty."""
     was_there = root.exists()
     if was_there and any(path.name not in _NOBODYS for path in root.iterdir()):
         raise StoreError("E-BACKUP-TARGET", "the state directory is not empty", private=str(root))
@@ -57,12 +57,13 @@ def read_backup(file: Path, root: Path) -> Contents:
     return contents
 
 
-def _unpack(file: Path, stage: Path) -> Contents:
+def _unpack(file: Path | IO[bytes], stage: Path) -> Contents:
     """Every member, as a file of its own that nobody else can read, and none that is no part of a backup."""
     stage.mkdir(mode=0o700)
     found: dict[str, str] = {}
     try:
-        tar = tarfile.open(file, "r:")  # noqa: SIM115 - closed by the block that follows
+        # One after the other, as a pipe gives them.
+        tar = tarfile.open(file, "r:") if isinstance(file, Path) else tarfile.open(fileobj=file, mode="r|")  # noqa: SIM115
     except OSError as error:
         raise _not_one(file, error.strerror or type(error).__name__) from error
     with tar:
@@ -99,14 +100,14 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> str:
     return digest.hexdigest()
 
 
-def _contents(file: Path, path: Path) -> Contents:
+def _contents(file: Path | IO[bytes], path: Path) -> Contents:
     try:
         if path.stat().st_size > _CONTENTS_BYTES:
             raise ValueError("too large")
         raw = json.loads(path.read_bytes())
         if isinstance(raw, dict) and isinstance(raw.get("format"), int) and raw["format"] > FORMAT:
             message = f"the backup has format {raw['format']}, this software knows {FORMAT}"
-            raise StoreError("E-STORE-VERSION", message, private=str(file))
+            raise StoreError("E-STORE-VERSION", message)
         return decode(Contents, raw)
     except (ValueError, RecursionError, ConfigError) as error:
         raise _not_one(file, f"{CONTENTS} cannot be read: {error}") from error
@@ -123,5 +124,6 @@ def _move(stage: Path, root: Path) -> None:
     sync_directory(root)
 
 
-def _not_one(file: Path, why: str) -> StoreError:
-    return StoreError("E-BACKUP-FILE", "the file is not a whole backup", private=f"{file}: {why}")
+def _not_one(file: Path | IO[bytes], why: str) -> StoreError:
+    name = f"{file}: " if isinstance(file, Path) else ""
+    return StoreError("E-BACKUP-FILE", "the file is not a whole backup", private=name + why)
