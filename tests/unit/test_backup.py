@@ -21,6 +21,7 @@ from federations import make_plan
 from fedelmy_launcher.plans import signed_slices
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.cli.backup import backup, restore
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 from fedelmy_node.domain.transfer import Origin
@@ -32,7 +33,7 @@ from fedelmy_node.store.audit_check import entries, verify
 from fedelmy_node.store.backup import CONTENTS, write_backup
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout, StateLock
-from fedelmy_node.store.records import Prepared, read_slice
+from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.restore import read_backup
 
 SOUTH = SiteName("south")

@@ -26,6 +26,7 @@ from typing import IO, Final
 
 from fedelmy_node import __version__
 from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import RunId
 from fedelmy_node.domain.plan import Slice, StepKind
@@ -36,7 +37,6 @@ from fedelmy_node.identity.keystore import look_at
 from fedelmy_node.store.audit_check import snapshot
 from fedelmy_node.store.beside import reading
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.records import read_slice
 from fedelmy_node.store.schema import refuse_newer, store_error
 
 __all__ = ["CONTENTS", "FORMAT", "JOURNAL", "Contents", "belongs", "stream_backup", "write_backup"]
