@@ -184,6 +184,9 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-STORE-DISK": Entry(StoreError, "RESOURCE_EXHAUSTED", "Free disk space in the state directory."),
     "E-STORE-DAMAGED": Entry(StoreError, "DATA_LOSS", "Check the disk; restore the file from where it came from."),
     "E-STORE-DAEMON": Entry(StoreError, "UNAVAILABLE", "Start `fedelmy-node serve` on this state directory first."),
+    # backups
+    "E-BACKUP-FILE": Entry(StoreError, "DATA_LOSS", "Take another backup, as `fedelmy-node backup` wrote it; nothing was restored from this one."),
+    "E-BACKUP-TARGET": Entry(StoreError, "FAILED_PRECONDITION", "Stop the node, move what is there away, and restore again; or name an empty directory with --state."),
     # audit log
     "E-AUDIT-MISSING": Entry(StoreError, "NOT_FOUND", "Run this as the node's user, with the node's --state; the log begins when the node does."),
     "E-AUDIT-BROKEN": Entry(StoreError, "DATA_LOSS", "Keep a copy of the files as they are, and find out who or what changed them; compare with an older copy."),
@@ -211,6 +214,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-RUN-EXPIRED": Entry(RunError, "FAILED_PRECONDITION", "The run was prepared but never started: run the launcher again."),
     "E-RUN-SKIPPED": Entry(RunError, "FAILED_PRECONDITION", "Nothing to do: the run went on without a site that had been out of reach."),
     "E-RUN-UNFINISHED": Entry(RunError, "FAILED_PRECONDITION", "Wait until the run is done at this site."),
+    "E-RUN-LOST": Entry(RunError, "DATA_LOSS", "An old backup was restored: have the operator cancel the run; the other sites have its result."),
     # training
     "E-TRAINING-CRASH": Entry(TrainingError, "INTERNAL", "The site's node log names the trainer's log; check memory and device."),
     "E-TRAINING-DIVERGED": Entry(TrainingError, "FAILED_PRECONDITION", "Lower the learning rate, or look for damaged samples."),

@@ -81,10 +81,16 @@ class Site:
         self.state = bed.root / "sites" / name
         self.address = ""
         self.process: subprocess.Popen[bytes] | None = None
+        self.software: Path | None = None
+        """Where another version of fedelmy is installed, if this site runs that one."""
         self.log = bed.root / f"{name}.log"
 
+    @property
+    def env(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(self.software)} if self.software else {}
+
     def node(self, *arguments: str) -> Done:
-        return run("fedelmy_node", *arguments, "--state", str(self.state), cwd=self.bed.root)
+        return run("fedelmy_node", *arguments, "--state", str(self.state), cwd=self.bed.root, env=self.env)
 
     def start(self, *arguments: str, data: str = "digits", listen: str = "127.0.0.1:0") -> Site:
         path = self.state / "ready.sock"
@@ -95,7 +101,7 @@ class Site:
             command = ["serve", "--listen", listen, "--state", str(self.state), "--data", data, *arguments]
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "fedelmy_node", *command],
-                cwd=self.bed.root, env={**os.environ, "NOTIFY_SOCKET": str(path)}, stdout=log, stderr=log,
+                cwd=self.bed.root, env={**os.environ, **self.env, "NOTIFY_SOCKET": str(path)}, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
             self.bed.processes.append(self.process)

@@ -346,6 +346,18 @@ def test_if_nothing_is_usable_the_step_begins_anew(tmp_path, suffix):
     assert len(trained) == TOTAL
 
 
+def test_what_another_version_wrote_differently_is_named_and_the_step_begins_anew(tmp_path):
+    directory = tmp_path / "checkpoints"
+    two_checkpoints(directory)
+    for path in directory.glob("*.json"):
+        newer = {**json.loads(path.read_text())["checkpoint"], "format": 2, "more": "than this version knows"}
+        path.write_text(json.dumps({"checkpoint": newer, "sha256": "ab", "signed": True}))
+    resumed, trained = Step(directory), []
+    assert (resumed.run(trained.append), resumed.accuracies) == undisturbed()
+    assert len(resumed.warnings) == 2 and len(trained) == TOTAL
+    assert all("another version of fedelmy wrote it, in format 2; the step begins anew" in w for w in resumed.warnings)
+
+
 @pytest.mark.parametrize("change", [{"key": "of another job"}, {"network": net(nn.Tanh(), nn.BatchNorm1d(8))}])
 def test_a_checkpoint_of_another_job_or_model_is_not_used(tmp_path, change):
     directory = tmp_path / "checkpoints"

@@ -235,6 +235,19 @@ def test_a_receiver_that_lost_what_it_acknowledged_is_given_it_again(bench: Call
     assert len(made.happened(EventKind.SENT)) == 1, "no news: it was sent before"
 
 
+def test_who_came_back_from_an_old_backup_is_told_that_the_others_have_finished(bench: Callable[..., Bench]) -> None:
+    """Its input is there again, or still, but nobody brings the result a second time: waiting would be for ever."""
+    made = bench("wait", dead=())
+    b, edge = made.network.sites["b"], made.journal.run(RUN).slice.edges_out[0].id
+    made.wait_for(lambda: len(b.got) == 1)
+    b.tell(NeighbourState(state=RunState.RUNNING, received=(edge,), settled=(edge,)))
+    made.wait_for(lambda: made.journal.run(RUN).edges[edge].state == EdgeState.SETTLED)
+    assert made.journal.state(RUN) == RunState.RUNNING, "the result may be on its way"
+    b.tell(NeighbourState(state=RunState.DONE, received=(edge,), settled=(edge,)))
+    made.wait_for(lambda: made.journal.state(RUN) == RunState.FAILED)
+    assert made.journal.run(RUN).code == "E-RUN-LOST"
+
+
 def test_an_operators_cancel_travels_by_way_of_neighbours(bench: Callable[..., Bench]) -> None:
     made = bench("wait", dead=())
     word = signed_cancel(RUN, "", "enough", None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,14 @@ from federations import make_plan
 
 from fedelmy_launcher.plans import signed_slices
 from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.transfer import Origin
 from fedelmy_node.errors import RunError, StoreError
+from fedelmy_node.store import schema
+from fedelmy_node.store.beside import reading
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
 
@@ -126,14 +131,78 @@ def test_a_closed_stream_ends(journal: Journal) -> None:
     assert not follower.is_alive()
 
 
-def test_damaged_and_future_journals_are_refused(tmp_path: Path) -> None:
+def test_a_damaged_journal_is_refused(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.db"
     damaged.write_bytes(b"this is not a database, but it is long enough to look at" * 20)
     with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
         Journal(damaged, SOUTH)
-    future = tmp_path / "future.db"
-    with sqlite3.connect(future) as database:
-        database.execute("PRAGMA user_version = 99")
-    database.close()
-    with pytest.raises(StoreError, match="E-STORE-VERSION"):
-        Journal(future, SOUTH)
+
+
+def kept_bytes(path: Path) -> dict[str, bytes]:
+    """The journal's files; what SQLite keeps in the shared memory beside them is no content."""
+    return {file.name: file.read_bytes() for file in path.parent.glob(f"{path.name}*") if file.suffix != ".db-shm"}
+
+
+@pytest.mark.parametrize("ended", ["closed", "killed"])
+def test_a_journal_of_newer_software_is_refused_and_left_as_it_is(tmp_path: Path, ended: str) -> None:
+    """A newer daemon may have been killed: then what it committed last is in the log beside the database."""
+    path = tmp_path / "journal.db"
+    journal = Journal(path, SOUTH)
+    journal.add_run(make_prepared())
+    journal._db.execute("PRAGMA user_version = 99")
+    if ended == "closed":
+        journal.close()
+    copy = tmp_path / "copy" / "journal.db"
+    copy.parent.mkdir()
+    for name, content in kept_bytes(path).items():
+        (copy.parent / name).write_bytes(content)
+    before = kept_bytes(copy)
+    assert (len(before) > 1) == (ended == "killed")
+    with pytest.raises(StoreError, match=r"E-STORE-VERSION: .*version 99, fedelmy .* knows 2"):
+        Journal(copy, SOUTH)
+    gc.collect()  # a connection that somebody had left open would write now
+    assert kept_bytes(copy) == before
+    journal.close()
+
+
+def make_version_1(path: Path) -> None:
+    """A journal as the first version wrote it, with a run."""
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(f"{schema._SCHEMA} PRAGMA user_version = 1;")
+        prepared = make_prepared()
+        database.execute(
+            "INSERT INTO runs (run, federation, state, prepared, signature, certificate, operator, manifest, report,"
+            " changed_at) VALUES (?, 'small', 'running', ?, x'', x'', 'alice', ?, x'7b7d', 1.0)",
+            (RUN, prepared.payload, canonical_json(prepared.manifest)),
+        )
+        database.execute("INSERT INTO edges (run, edge, state, sha256) VALUES (?, ?, 'done', 'ab')", (RUN, EDGE))
+        database.commit()
+
+
+def test_a_journal_of_older_software_is_brought_up_to_date(tmp_path: Path) -> None:
+    make_version_1(tmp_path / "journal.db")
+    for _ in range(2):  # the second time there is nothing to do
+        journal = Journal(tmp_path / "journal.db", SOUTH)
+        record = journal.run(RUN)
+        assert (record.state, record.cancel) == (RunState.RUNNING, None)
+        assert (record.edges[EDGE].sha256, record.edges[EDGE].origin) == ("ab", Origin())
+        journal.close()
+
+
+def test_a_change_of_tables_that_fails_half_way_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.db"
+    make_version_1(path)
+    good = schema._MIGRATIONS
+    monkeypatch.setattr(schema, "_MIGRATIONS", {1: good[1] + "ALTER TABLE nothing ADD COLUMN more TEXT;"})
+    with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
+        Journal(path, SOUTH)
+    gc.collect()
+    with reading(path) as database:
+        assert database.execute("PRAGMA user_version").fetchone()[0] == 1
+        assert "origin" not in [row[1] for row in database.execute("PRAGMA table_info(edges)")]
+    monkeypatch.setattr(schema, "_MIGRATIONS", good)
+    journal = Journal(path, SOUTH)
+    assert journal.run(RUN).edges[EDGE].sha256 == "ab"
+    journal.close()

@@ -25,7 +25,7 @@ from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.repair import undo
 from fedelmy_node.daemon.steps import Steps
 from fedelmy_node.daemon.ways import dead_ends, is_complete, to_send, useless, ways_around
-from fedelmy_node.daemon.words import repeat_lost, take_words
+from fedelmy_node.daemon.words import beyond_recall, repeat_lost, take_words
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import AHEAD, EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
@@ -231,9 +231,7 @@ class Executor:
             if told.state == RunState.PREPARED:
                 self._outbox.hurry(run, site)  # perhaps its administrator has just agreed
             repeat_lost(self._journal, record, site, told)
-            for edge in record.slice.edges_in:
-                if edge.sender == site and edge.id in told.near:
-                    self._steps.warm_up(record, record.slice.step(edge.target))
+            self._steps.expect(record, site, told.near)
             self._advance(run)
 
     def _passed_on(self, run: RunId, site: SiteName, signed: Signed) -> bool:
@@ -338,7 +336,10 @@ class Executor:
         """Do whatever the journal allows: queue steps, hand outputs over, go around the dead, end the run."""
         record = self._journal.run(run)
         while record.state == RunState.RUNNING:
-            take_words(self._journal, record, self._lookout.words(run))
+            take_words(self._journal, record, words := self._lookout.words(run))
+            if (lost := beyond_recall(record, words)) is not None:
+                self._fail_run(run, lost)
+                return
             self._leave_out(self._journal.run(run))
             self._steps.queue(run)
             record = self._journal.run(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from fedelmy_node.daemon.device import Assignment, Device
@@ -13,7 +13,7 @@ from fedelmy_node.daemon.trainers import Failed, Finished, Message
 from fedelmy_node.daemon.ways import edges_after
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind, StepState
-from fedelmy_node.domain.names import EdgeId, RunId, StepId
+from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Step, StepKind
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.store.journal import Journal
@@ -80,6 +80,12 @@ class Steps:
             self.device.go(assignment, inputs)
             if assignment.step.kind == StepKind.MERGE:  # it takes a moment, and tells of no progress
                 self._announce(assignment)
+
+    def expect(self, record: RunRecord, site: SiteName, near: Collection[EdgeId]) -> None:
+        """A neighbour says that these hand-overs are near: load for what they lead to."""
+        for edge in record.slice.edges_in:
+            if edge.sender == site and edge.id in near:
+                self.warm_up(record, record.slice.step(edge.target))
 
     def warm_up(self, record: RunRecord, step: Step) -> None:
         """Load for `step`, or, if it computes nothing, for the step here that follows it."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from fedelmy_node.domain.events import EdgeState
+from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Edge, Shortcut, StepKind
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.domain.transfer import Origin, Skip
+from fedelmy_node.errors import RunError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
 
-__all__ = ["take_words", "after_word", "repeat_lost"]
+__all__ = ["take_words", "after_word", "repeat_lost", "beyond_recall"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,3 +80,20 @@ def repeat_lost(journal: Journal, record: RunRecord, site: SiteName, told: Neigh
             extra = {"run": run, "step": edge.source}
             logger.warning("%s has lost what it acknowledged; handing it over again", site, extra=extra)
             journal.set_edges(run, [edge.id], EdgeState.MOVING)
+
+
+def beyond_recall(record: RunRecord, words: Mapping[SiteName, NeighbourState]) -> RunError | None:
+    """What this site had received and nobody hands over again: it came back from a backup, and the others were faster.
+
+    Who is done has handed over all that it does not call closed, and was told that it had arrived.
+    """
+    for edge in record.slice.edges_in:
+        told = words.get(edge.sender)
+        if told is None or told.state != RunState.DONE or edge.skips or edge.id in told.closed + told.left_out:
+            continue
+        ended = record.steps[edge.target].state in (StepState.DONE, StepState.SKIPPED)
+        is_open = record.edges[edge.id].state in (EdgeState.WAITING, EdgeState.MOVING)
+        if is_open and not ended and record.way(edge.target, edge.need) is None:
+            message = f"site {edge.sender} has finished this run, and does not hand over again what this site has lost"
+            return RunError("E-RUN-LOST", message)
+    return None

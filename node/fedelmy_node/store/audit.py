@@ -68,6 +68,11 @@ class Head:
     seq: int
     sha256: str
 
+    @property
+    def text(self) -> str:
+        """As `audit.head` has it."""
+        return f"{self.seq:020d} {self.sha256}\n"
+
 
 @dataclass(frozen=True, slots=True)
 class _End:
@@ -222,7 +227,7 @@ class AuditLog:
             is_new = not path.exists()
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.pwrite(descriptor, f"{head.seq:020d} {head.sha256}\n".encode(), 0)
+                os.pwrite(descriptor, head.text.encode(), 0)
                 if is_new:
                     os.fsync(descriptor)
                     sync_directory(self._root)

@@ -16,7 +16,7 @@ from fedelmy_node.store.audit import BEGINNING, Head, audit_files, line_hash, re
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.tally import tally
 
-__all__ = ["Verdict", "verify", "entries"]
+__all__ = ["Verdict", "verify", "entries", "snapshot"]
 
 _MOST_PROBLEMS: Final = 20
 _LINE_BYTES: Final = 1 << 20
@@ -42,7 +42,7 @@ class Verdict:
 
 def verify(root: Path, expect: str = "") -> Verdict:
     """Every hash, every number, and that the end is the one that was noted; `expect`: a hash, or its beginning."""
-    noted, files = _snapshot(root)
+    noted, files = snapshot(root)
     walk = _Walk(expect.lower(), noted)
     for file, size in files:
         for line in _lines(file, size):
@@ -52,7 +52,7 @@ def verify(root: Path, expect: str = "") -> Verdict:
 
 def entries(root: Path) -> Iterator[dict[str, Any]]:
     """What the log says, oldest first; lines that are not readable are passed over: `verify` names them."""
-    for file, size in _snapshot(root)[1]:
+    for file, size in snapshot(root)[1]:
         for line in _lines(file, size):
             found = read_line(line)
             if found is not None:
@@ -130,7 +130,7 @@ def _moment(entry: dict[str, Any]) -> str:
     return clean(str(entry.get("time", "")), 40)  # whoever changed the file may have written anything
 
 
-def _snapshot(root: Path) -> tuple[Head | None, list[tuple[BinaryIO, int]]]:
+def snapshot(root: Path) -> tuple[Head | None, list[tuple[BinaryIO, int]]]:
     """The noted end, and every file with how far it goes, at one moment; what is added meanwhile is for the next time.
 
     The files are opened under the lock: a writer may put the current one aside, and remove the oldest, right after.

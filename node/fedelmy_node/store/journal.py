@@ -21,9 +21,9 @@ from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Edge, Shortcut
 from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.domain.transfer import Origin
-from fedelmy_node.errors import RunError, StoreError
+from fedelmy_node.errors import RunError
 from fedelmy_node.store.records import EdgeRecord, Prepared, RunRecord, StepRecord
-from fedelmy_node.store.schema import migrate
+from fedelmy_node.store.schema import open_database, store_error
 from fedelmy_node.store.streams import EventStream, Stream
 from fedelmy_node.store.telling import Telling
 
@@ -48,18 +48,7 @@ class Journal:
         self._version = 1
         self._prepared: dict[RunId, Prepared] = {}
         self._changes: list[Event] = []
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.row_factory = sqlite3.Row
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("PRAGMA foreign_keys = ON")
-            migrate(self._db)
-        except sqlite3.DatabaseError as error:
-            message = f"the journal cannot be opened: {type(error).__name__}"
-            raise StoreError("E-STORE-DAMAGED", message, private=f"{path}: {error}") from error
-        if path != ":memory:":
-            Path(path).chmod(0o600)
+        self._db = open_database(path)
 
     def end_streams(self) -> None:
         """Nobody waits for news any more: the node shuts down."""
@@ -353,7 +342,7 @@ class Journal:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    raise _cannot_commit(error) from error
+                    raise store_error(error, "written") from error
                 raise
             self.wake()
             told, self._changes = self._changes, []
@@ -387,13 +376,6 @@ def _cancel(row: sqlite3.Row) -> Signed | None:
     if not row["cancel"]:
         return None
     return Signed(payload=row["cancel"], signature=row["cancel_signature"], certificate=row["cancel_certificate"])
-
-
-def _cannot_commit(error: sqlite3.Error) -> StoreError:
-    codes = {sqlite3.SQLITE_FULL: "E-STORE-DISK", sqlite3.SQLITE_READONLY: "E-STORE-UNWRITABLE"}
-    code = codes.get(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF)
-    name = getattr(error, "sqlite_errorname", type(error).__name__)
-    return StoreError(code or "E-STORE-DAMAGED", f"the journal cannot be written: {name}", private=str(error))
 
 
 def _present(**data: Any) -> dict[str, Any]:

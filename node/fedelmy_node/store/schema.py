@@ -1,13 +1,20 @@
-"""The tables of the journal, and how an older journal becomes one of today."""
+"""The tables of the journal, and how an older journal becomes one of today.
+
+The version rises with everything that older software could not read: tables, columns, states, kinds of events, and what
+the JSON in them holds. So a daemon that is older than its journal refuses it, whatever was changed.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 from typing import Final
 
+from fedelmy_node import __version__
 from fedelmy_node.errors import StoreError
+from fedelmy_node.store.beside import reading
 
-__all__ = ["migrate"]
+__all__ = ["open_database", "refuse_newer", "store_error"]
 
 _VERSION: Final = 2
 _SCHEMA: Final = """
@@ -44,11 +51,49 @@ ALTER TABLE edges ADD COLUMN origin BLOB NOT NULL DEFAULT x'7b7d';
 """What leads from each version to the next."""
 
 
-def migrate(db: sqlite3.Connection) -> None:
-    """Make the tables, or bring those of an older version up to date, at once or not at all."""
-    version = db.execute("PRAGMA user_version").fetchone()[0]
+def open_database(path: Path | str) -> sqlite3.Connection:
+    """The journal's database, made or brought up to date; one of newer software is left as it is."""
+    try:
+        if Path(path).exists():
+            with reading(Path(path)) as beside:
+                refuse_newer(beside)
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            db.row_factory = sqlite3.Row
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA foreign_keys = ON")
+            _migrate(db)
+        except BaseException:
+            db.close()
+            raise
+    except sqlite3.DatabaseError as error:
+        raise store_error(error, "opened", private=f"{path}: {error}") from error
+    if path != ":memory:":
+        Path(path).chmod(0o600)
+    return db
+
+
+def store_error(error: sqlite3.Error, what: str, private: str = "") -> StoreError:
+    """The error of ours for one of SQLite's: a full disk, one that is read-only, or a damaged journal."""
+    codes = {sqlite3.SQLITE_FULL: "E-STORE-DISK", sqlite3.SQLITE_READONLY: "E-STORE-UNWRITABLE"}
+    code = codes.get(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF)
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return StoreError(code or "E-STORE-DAMAGED", f"the journal cannot be {what}: {name}", private=private or str(error))
+
+
+def refuse_newer(db: sqlite3.Connection) -> int:
+    """The version of a journal, if this software knows it; nothing is written."""
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version > _VERSION:
-        raise StoreError("E-STORE-VERSION", f"the journal has version {version}, this software knows {_VERSION}")
+        known = f"fedelmy {__version__} knows {_VERSION}"
+        raise StoreError("E-STORE-VERSION", f"the journal is of newer software: it has version {version}, {known}")
+    return version
+
+
+def _migrate(db: sqlite3.Connection) -> None:
+    """Make the tables, or bring those of an older version up to date, at once or not at all."""
+    version = refuse_newer(db)
     script = _SCHEMA if version == 0 else ""
     for step in range(max(version, 1), _VERSION):
         script += _MIGRATIONS[step]

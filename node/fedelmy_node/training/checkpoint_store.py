@@ -255,9 +255,12 @@ def _write_state(path: Path, underway: Underway) -> _StateEntry:
 
 def _read_document(path: Path) -> _Contents:
     raw = json.loads(path.read_bytes())
+    said = raw.get("checkpoint") if isinstance(raw, dict) else None
+    if isinstance(said, dict) and isinstance(said.get("format"), int) and said["format"] != _FORMAT:
+        raise TrainingError("E-TRAINING-CHECKPOINT", f"another version of fedelmy wrote it, in format {said['format']}")
     document = decode(_Document, raw)
-    if document.sha256 != _checksum(document.checkpoint) or document.checkpoint.format != _FORMAT:
-        raise TrainingError("E-TRAINING-CHECKPOINT", "its checksum or its format is wrong")
+    if document.sha256 != _checksum(document.checkpoint):
+        raise TrainingError("E-TRAINING-CHECKPOINT", "its checksum is wrong")
     return document.checkpoint
 
 
