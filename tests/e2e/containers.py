@@ -201,7 +201,7 @@ def perform(demo: Demo, told: Told, cut_seconds: float) -> None:
 
 def table(told: Told) -> str:
     lines = [f"{name:<34} {digest[:16]}  {told.seconds[name]:>5.0f} s" for name, digest in told.digests.items()]
-    lines += [f"{'ok' if not wrong else 'FAIL':<5}{what}" + (f": {wrong}" * bool(wrong)) for what, wrong in told.checks.items()]  # fmt: skip  # noqa: E501
+    lines += [f"FAIL {what}: {wrong}" if wrong else f"ok   {what}" for what, wrong in told.checks.items()]
     return "\n".join([*lines, *(f"{name:<34} {value}" for name, value in told.figures.items())])
 
 
