@@ -6,7 +6,7 @@ import itertools
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from engines import Stack
@@ -75,13 +75,15 @@ print(json.dumps({h: [outcome(h, True), outcome(h, False), plaintext(h)] for h i
 """
 
 
-def container_checks(stack: Stack, port: int, token: str) -> Iterator[tuple[str, str]]:
-    """What was looked at, and what is wrong with it, if anything."""
-    yield "runs as 10001, no capabilities, no new privileges, root file system read-only", _confined(stack)
-    yield "mutual TLS 1.3 on every site's port, no plaintext, nobody without a certificate", _tls(stack)
-    yield "a site reaches its neighbours and nobody else, by name or by address", _separated(stack)
-    yield "the volume with a key is mounted by its owner alone", _own_state(stack)
-    yield "the dashboard answers on this machine's loopback, and to no site", _dashboard(stack, port, token)
+def container_checks(stack: Stack, port: int, token: str) -> dict[str, Callable[[], str]]:
+    """What is looked at, and how; each tells what is wrong, if anything."""
+    return {
+        "runs as 10001 with no capability, no way to gain one, and a read-only root": lambda: _confined(stack),
+        "TLS 1.3 with certificates on both ends at every site, and nothing else": lambda: _tls(stack),
+        "a site reaches its neighbours and no other site, by name or by address": lambda: _separated(stack),
+        "the volume with a key is mounted by its owner alone": lambda: _own_state(stack),
+        "the dashboard answers on this machine's loopback, and to no site": lambda: _dashboard(stack, port, token),
+    }
 
 
 def _inside(stack: Stack, service: str, program: str, *arguments: str) -> Any:
