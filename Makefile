@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check proto bench e2e fuzz screenshots clean help
+.PHONY: demo test check proto bench e2e e2e-containers fuzz screenshots clean help
 
 help:  ## show this
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 # The installation is done once, and again when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml
@@ -30,6 +30,9 @@ e2e: $(VENV)/.installed  ## the tests that start real daemons, then every proces
 	$(PYTEST) tests/e2e
 	$(PYTEST) -m full tests/unit tests/integration
 	$(BIN)/python tests/e2e/kill_matrix.py
+
+e2e-containers: $(VENV)/.installed  ## docker-compose.yml to its end, also with a site killed and one cut off; skips without an engine
+	$(BIN)/python tests/e2e/containers.py
 
 fuzz: $(VENV)/.installed  ## every decoder that faces the network, with more than 100,000 hostile inputs
 	$(BIN)/python tests/fuzz/run.py
