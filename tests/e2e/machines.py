@@ -1,7 +1,8 @@
-"""Machines for a test: each has a network namespace with an address, a file system and processes of its own. Needs root.
+"""Machines for a test: each with an address, a file system and processes of its own, by namespaces. Needs root.
 
-A machine shares nothing with the others but a cable to the same switch, and with this machine the programs in /usr, read-only,
-and the libraries of this very Python. What is not in its own root is not there: neither this repository nor another machine's files.
+A machine shares nothing with the others but a cable to the same switch, and with this machine the programs in
+/usr and the libraries of this very Python, read-only. What is not in its own root is not there: neither this
+repository nor another machine's files. Where systemd is installed, it is process 1.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-__all__ = ["Machine", "Network", "permitted"]
+__all__ = ["HAS_SYSTEMD", "REPOSITORY", "Machine", "Network", "permitted"]
 
 START_SECONDS = 60.0
 COMMAND_SECONDS = 240.0
 REPOSITORY = Path(__file__).parents[2]
+HAS_SYSTEMD = Path("/lib/systemd/systemd").exists()
+"""Then it is process 1 of every machine."""
 TOP = ("bin", "lib", "lib64", "sbin")
 """Links into /usr where /usr is all there is, as on every system of the last years."""
 OWN = ("dev", "proc", "sys", "run", "tmp", "root", "srv", "var/lib", "var/log", "etc/fedelmy", "etc/systemd/system",
        "usr", "opt/fedelmy/bin", "sbin-local")  # fmt: skip
-SHARED_ETC = ("alternatives", "ld.so.cache", "login.defs", "nsswitch.conf", "pam.d", "security", "ssl/openssl.cnf")
+SHARED_ETC = ("alternatives", "ld.so.conf.d", "login.defs", "nsswitch.conf", "pam.d", "security", "ssl/openssl.cnf")
 
 BOOT = """
 set -eu
@@ -36,14 +39,24 @@ mount --bind "$root" "$root"
 mount --rbind /usr "$root/usr"; mount -o remount,bind,ro "$root/usr"
 mount --bind "$root/sbin-local" "$root/usr/local/sbin"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
-for node in null zero full random urandom tty; do touch "$root/dev/$node"; mount --bind "/dev/$node" "$root/dev/$node"; done
-ln -s /proc/self/fd "$root/dev/fd"; mkdir "$root/dev/shm"; mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
-mkdir "$root/dev/pts"; mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"; ln -s pts/ptmx "$root/dev/ptmx"
+for node in null zero full random urandom tty; do
+    touch "$root/dev/$node"
+    mount --bind "/dev/$node" "$root/dev/$node"
+done
+mkdir "$root/dev/shm" "$root/dev/pts"
+mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
+mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
+ln -s pts/ptmx "$root/dev/ptmx"
+ln -s /proc/self/fd "$root/dev/fd"
 mount -t proc proc "$root/proc"
 mount --bind "$root/proc/sys" "$root/proc/sys"; mount -o remount,bind,ro "$root/proc/sys"
 mount -t sysfs -o ro sysfs "$root/sys"
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
-while [ $# -gt 0 ]; do mkdir -p "$root$2"; mount --rbind "$1" "$root$2"; mount -o remount,bind,ro "$root$2"; shift 2; done
+while [ $# -gt 0 ]; do
+    mkdir -p "$root$2"
+    mount --rbind "$1" "$root$2"; mount -o remount,bind,ro "$root$2"
+    shift 2
+done
 cd "$root"; mkdir .before
 if [ "$init" = systemd ]; then
     mount -t cgroup2 cgroup2 sys/fs/cgroup
@@ -54,12 +67,15 @@ exec unshare --cgroup sh -euc "
     [ $init != systemd ] || mount -t cgroup2 cgroup2 sys/fs/cgroup
     pivot_root . .before
     umount -l /.before; rmdir /.before
+    ldconfig 2>/dev/null
     echo up
-    if [ $init = systemd ]; then export container=test; exec /lib/systemd/systemd --unit=basic.target --show-status=0; fi
-    exec sleep infinity" </dev/null
+    [ $init = systemd ] || exec sleep infinity
+    export container=test
+    exec /lib/systemd/systemd --unit=basic.target --show-status=0" </dev/null
 """
-"""What process 1 of a machine does: puts the machine's root together, leaves the old one behind, and stays, as systemd
-if there is one."""
+"""What process 1 of a machine does: puts the machine's root together, leaves the old one behind, and stays.
+
+The kernel's settings (/proc/sys), which all machines have in common, can only be read there."""
 
 
 def permitted() -> str:
@@ -116,7 +132,6 @@ class Machine:
     def __init__(self, root: Path, name: str, space: str, address: str) -> None:
         self.root, self.name, self.space, self.address = root, name, space, address
         self._first: subprocess.Popen[str] | None = None
-        self.has_systemd = Path("/lib/systemd/systemd").exists()
 
     def furnish(self, hosts: str) -> None:
         """The root directory: what a freshly installed machine has, and Python with our libraries."""
@@ -150,6 +165,8 @@ class Machine:
         packages.mkdir(parents=True)
         base = _shared()[Path(sys.base_prefix).resolve()]
         (home / "bin" / "python").symlink_to(base / "bin" / python)
+        # A Python that is a shared library is looked for where it was installed, which is not there.
+        (self.root / "etc/ld.so.conf").write_text(f"{base}/lib\ninclude /etc/ld.so.conf.d/*.conf\n")
         (home / "pyvenv.cfg").write_text(f"home = {base}/bin\ninclude-system-site-packages = false\n")
         for part in ("proto/fedelmy_proto", "node/fedelmy_node", "launcher/fedelmy_launcher"):
             shutil.copytree(REPOSITORY / part, packages / Path(part).name)
@@ -159,7 +176,9 @@ class Machine:
         (packages / "libraries.pth").write_text("".join(f"{_shared()[path]}\n" for path in _libraries()))
         for command, module in (("fedelmy-node", "fedelmy_node"), ("fedelmy-launch", "fedelmy_launcher")):
             script = home / "bin" / command
-            script.write_text(f"#!/opt/fedelmy/bin/python\nimport sys\nfrom {module}.cli import main\nsys.exit(main())\n")
+            script.write_text(
+                f"#!/opt/fedelmy/bin/python\nimport sys\nfrom {module}.cli import main\nsys.exit(main())\n"
+            )
             script.chmod(0o755)
 
     def plug(self, switch: str) -> None:
@@ -173,7 +192,7 @@ class Machine:
         _run("ip", "-n", self.space, "link", "set", "cable", "up")
 
     def boot(self) -> None:
-        init = "systemd" if self.has_systemd else "none"
+        init = "systemd" if HAS_SYSTEMD else "none"
         shared = [str(text) for pair in _shared().items() for text in pair]
         with self.told("ready.sock") as ready:
             self._first = subprocess.Popen(
@@ -186,7 +205,7 @@ class Machine:
             assert self._first.stdout is not None
             said = self._first.stdout.readline()
             assert said == "up\n", said + self._first.stdout.read()
-            if self.has_systemd:
+            if HAS_SYSTEMD:
                 # Its words must not fill the pipe.
                 threading.Thread(target=self._first.stdout.read, daemon=True).start()
                 while "READY=1" not in ready():
@@ -237,13 +256,15 @@ class Machine:
         finally:
             os.close(terminal)
             os.close(person)
-        assert done.returncode == 0, f"{self.name}# {command}\nexit code {done.returncode}\n{done.stdout}{self.journal()}"
+        assert done.returncode == 0, (
+            f"{self.name}# {command}\nexit code {done.returncode}\n{done.stdout}{self.journal()}"
+        )
         return done.stdout
 
     def journal(self) -> str:
         """What services said, if there is systemd."""
-        command = self.inside("journalctl", "--no-pager", "--boot", "--lines=100")
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout if self.has_systemd else ""
+        command = self.inside("journalctl", "--no-pager", "--boot", "--lines=40")
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout if HAS_SYSTEMD else ""
 
     @property
     def environment(self) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A unit file, read and run without systemd: its command, environment and user, for machines on which there is none.
 
-Of the hardening, what `setpriv` can do is done: the user, no capabilities, no new privileges. Where there is systemd, it runs
-the unit, with everything.
+Of the hardening, what `setpriv` can do is done: the user, no capabilities, no new privileges. Where there is systemd,
+it runs the unit, with everything.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def read_unit(path: Path) -> dict[str, dict[str, list[str]]]:
 def without_systemd(unit: Path, root: Path) -> str:
     """The unit's service as a shell command, for a machine whose root is `root`."""
     service = read_unit(unit)["Service"]
-    (command,), (file,), (user,), (group,) = (
-        service[key] for key in ("ExecStart", "EnvironmentFile", "User", "Group")
-    )
+    (command,), (file,), (user,), (group,) = (service[key] for key in ("ExecStart", "EnvironmentFile", "User", "Group"))
     lines = (root / file.lstrip("/")).read_text("utf-8").splitlines()
     settings = [shlex.quote(line) for line in lines if line and not line.startswith("#")]
     (mask,) = service["UMask"]
