@@ -179,7 +179,7 @@ def test_the_page_leads_to_a_result_at_every_site(readers: dict[str, Reader], fo
         digests.add(readers[name].machine.run("sha256sum < /tmp/first.safetensors"))
     assert len(digests) == 1
     told = "\n".join(readers["operator"].transcript)
-    assert "failure" not in told and "E-" not in told, told
+    assert not re.search(r"failure|warning|\bE-[A-Z]+-[A-Z]+", told), told
     for fence in followed:
         print(f"not executed, typed at {fence.at}:\n{fence.text}")  # noqa: T201
 
@@ -198,8 +198,8 @@ def test_the_launchers_machine_cannot_reach_the_data(readers: dict[str, Reader],
     for name in SITES:
         site = readers[name].machine
         # Nothing but the node listens there, and nobody but root and the node's user reads the data.
-        listening = [line.split()[3] for line in site.run("ss -Htln").splitlines()]
-        assert listening == ["0.0.0.0:50051"]
+        listening = [line.split()[3].rpartition(":")[2] for line in site.run("ss -Htln").splitlines()]
+        assert listening == ["50051"]
         assert "Permission denied" in site.run("setpriv --reuid=nobody --clear-groups ls /srv/xray 2>&1 || true")
         assert "Permission denied" in site.run("setpriv --reuid=nobody --clear-groups ls /var/lib/fedelmy 2>&1 || true")
         assert site.run("find /srv -name '*.png' | wc -l").strip() == "120"
