@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -77,6 +78,12 @@ exec unshare --cgroup sh -euc "
 
 The kernel's settings (/proc/sys), which all machines have in common, can only be read there."""
 
+SWEEP = """
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+[ ! -e "/sys/fs/cgroup/$1" ] || find "/sys/fs/cgroup/$1" -depth -type d -exec rmdir {} +
+"""
+"""What remains of a systemd that was killed: empty control groups."""
+
 
 def permitted() -> str:
     """Why this machine does not let us make others, or nothing."""
@@ -132,6 +139,7 @@ class Machine:
     def __init__(self, root: Path, name: str, space: str, address: str) -> None:
         self.root, self.name, self.space, self.address = root, name, space, address
         self._first: subprocess.Popen[str] | None = None
+        self._services: list[subprocess.Popen[bytes]] = []
 
     def furnish(self, hosts: str) -> None:
         """The root directory: what a freshly installed machine has, and Python with our libraries."""
@@ -227,11 +235,16 @@ class Machine:
     def halt(self) -> None:
         """Everything that runs there is killed with its process 1."""
         if self._first is not None:
-            self._first.kill()
+            if self._first.poll() is None:
+                os.kill(self._process, signal.SIGKILL)
             self._first.wait()
+            for service in self._services:
+                service.wait()
             assert self._first.stdout is not None
             self._first.stdout.close()
         subprocess.run(["ip", "netns", "delete", self.space], capture_output=True, check=False)
+        if HAS_SYSTEMD:
+            subprocess.run(["unshare", "--mount", "sh", "-c", SWEEP, "sweep", self.space], check=True)
 
     @property
     def _process(self) -> int:
@@ -260,6 +273,18 @@ class Machine:
             f"{self.name}# {command}\nexit code {done.returncode}\n{done.stdout}{self.journal()}"
         )
         return done.stdout
+
+    def serve(self, command: str, log: str, ready: str) -> None:
+        """A command that goes on until the machine halts, once it has said READY=1 on its socket."""
+        with self.told(ready) as next_message, (self.root / log).open("wb") as output:
+            self._services.append(
+                subprocess.Popen(
+                    self.inside("sh", "-c", command), env=self.environment | {"NOTIFY_SOCKET": f"/{ready}"},
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                )
+            )  # fmt: skip
+            while "READY=1" not in next_message():
+                pass
 
     def journal(self) -> str:
         """What services said, if there is systemd."""

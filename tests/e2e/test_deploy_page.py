@@ -72,14 +72,8 @@ class Reader:
     def _start(self, service: str) -> None:
         """What systemd would do: the unit's own command, until it says that it is ready."""
         root = self.machine.root
-        command = without_systemd(root / "etc/systemd/system" / f"{service}.service", root)
-        with self.machine.told("node.sock") as ready, (root / "var/log/node").open("wb") as log:
-            subprocess.Popen(
-                self.machine.inside("sh", "-c", command), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=self.machine.environment | {"NOTIFY_SOCKET": "/node.sock"},
-            )  # fmt: skip
-            while "READY=1" not in ready():
-                pass
+        unit = root / "etc/systemd/system" / f"{service}.service"
+        self.machine.serve(without_systemd(unit, root), "var/log/node", "node.sock")
 
     def begin(self, fence: Fence) -> subprocess.Popen[str]:
         """What goes on while something else is typed."""
