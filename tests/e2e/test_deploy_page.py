@@ -54,8 +54,8 @@ class Reader:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.name = machine.name
-        self._own = ""
-        """What he adapted, which holds in the same shell from then on."""
+        self._own = "umask 077\n"
+        """His shell: careful as an administrator's is, with what he adapted."""
         self.transcript: list[str] = []
 
     def type(self, fence: Fence) -> None:
