@@ -174,8 +174,16 @@ def test_the_page_leads_to_a_result_at_every_site(readers: dict[str, Reader], fo
     assert len(digests) == 1
     told = "\n".join(readers["operator"].transcript)
     assert not re.search(r"failure|warning|\bE-[A-Z]+-[A-Z]+", told), told
+
+
+def test_only_what_needs_the_outside_is_left_out(followed: list[Fence]) -> None:
     for fence in followed:
-        print(f"not executed, typed at {fence.at}:\n{fence.text}")  # noqa: T201
+        print(f"not executed, typed at every {fence.at}:\n{fence.text}")  # noqa: T201
+    lines = [line for fence in followed for line in fence.text.splitlines()]
+    internet, firewall, gpu = lines[:5], lines[5:7], lines[7:]
+    assert [line.split()[0] for line in internet] == ["apt-get", "dnf", "umask", "$PYTHON", "/opt/fedelmy/bin/pip"]
+    assert [line.split()[0] for line in firewall] == ["ufw", "firewall-cmd"]
+    assert "gpu.conf" in gpu[0] and "nvidia" in gpu[1] and len(gpu) == 3
 
 
 def test_the_doctor_is_green(readers: dict[str, Reader], followed: list[Fence]) -> None:
