@@ -298,7 +298,7 @@ def test_no_data(north: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of ten images; one file is none."""
+    """Two classes of ten images."""
     for name in ("healthy", "pneumonia"):
         (tmp_path / "xray" / name).mkdir(parents=True)
         for number in range(10):
@@ -306,17 +306,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "xray"
 
 
-def test_unreadable_image_and_missing_class(north: Path, tmp_path: Path, folder: Path) -> None:
+def test_unreadable_image(north: Path, tmp_path: Path, folder: Path) -> None:
     (folder / "healthy" / "smith.png").write_bytes(b"not an image")
+    federation = write_toml(tmp_path, "healthy", "pneumonia")
+    found = wrong(look(north, "--data", f"imagefolder:{folder}", "--federation", federation), "data")
+    assert (found["check"], found["verdict"], found["code"]) == ("readable", "failure", "E-DATA-UNREADABLE")
+    assert found["message"] == "1 file(s) cannot be read" and "smith.png" in found["private"]
+    assert 'unreadable = "skip"' in found["fix"]
+
+
+def test_missing_class(north: Path, tmp_path: Path, folder: Path) -> None:
     federation = write_toml(tmp_path, "healthy", "pneumonia", "covid")
     findings = look(north, "--data", f"imagefolder:{folder}", "--federation", federation)
-    found = about(findings, "data")
-    readable, classes = found["readable"], found["classes"]
-    assert (readable["verdict"], readable["code"]) == ("failure", "E-DATA-UNREADABLE")
-    assert readable["message"] == "1 file(s) cannot be read" and "smith.png" in readable["private"]
-    assert 'unreadable = "skip"' in readable["fix"]
-    assert (classes["verdict"], classes["code"]) == ("warning", "E-DATA-CLASS")
-    assert "'covid'" in classes["message"] and "name their class exactly so" in classes["fix"]
+    found = wrong(findings, "data")
+    assert (found["check"], found["verdict"], found["code"]) == ("classes", "warning", "E-DATA-CLASS")
+    assert "'covid'" in found["message"] and "name their class exactly so" in found["fix"]
     device = about(findings, "device")
     assert device["trial"]["facts"]["batches"] == 5 and device["trial"]["facts"]["seconds_per_batch"] > 0
     assert device["time"]["facts"]["seconds"] > 0 and "7 epochs" in device["time"]["message"]
