@@ -44,12 +44,15 @@ class Scene:
         self.home = bed.root / kind
         self.home.mkdir()
         way.target = south.start("--indices", "parts/south.json").address
-        north.start("--indices", "parts/north.json")
+        north.start("--indices", "parts/north.json").stop()  # now it has a port
         self.front = Front(kind, self.home, {"north": north.address, "south": way.address}).start()
-        north.stop()
         # The peer without its name: the proxy knows south by the name of a host, too.
         peer = ["--peer", f"localhost:{self.front.port}", "--advertise", self.front.address]
-        north.start("--indices", "parts/north.json", *peer, listen=north.address)
+        try:
+            north.start("--indices", "parts/north.json", *peer, listen=north.address)
+        except BaseException:
+            self.front.stop()
+            raise
         bed.write_file(**BUNDLE, addresses=dict.fromkeys(bed.sites, self.front.address))
 
 
