@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -128,9 +128,10 @@ class Network:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for machine in self.machines.values():
-            machine.halt()
-        subprocess.run(["ip", "netns", "delete", self._switch], capture_output=True, check=False)
+        with ExitStack() as rest:  # all of it, even if something cannot be taken down
+            rest.callback(subprocess.run, ["ip", "netns", "delete", self._switch], capture_output=True, check=False)
+            for machine in self.machines.values():
+                rest.callback(machine.halt)
 
 
 class Machine:
