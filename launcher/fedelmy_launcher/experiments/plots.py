@@ -85,11 +85,12 @@ def _bars(outcome: ExperimentOutcome, canvas: Canvas) -> None:
             places, heights, 0.7 if single else 0.8 / len(rows), yerr=errors if any(errors) else None, capsize=2,
             label=label(row.name, 40), edgecolor="white", **style,
         )  # fmt: skip
-    names = [label(row.name, 28) for row in rows] if single else [label(c.name, 24) for c in experiment.columns]
+    names = [label(row.name, 34) for row in rows] if single else [label(c.name, 24) for c in experiment.columns]
     axes.set_xticks(
         range(len(names)), names, rotation=20 if len(names) > 4 else 0, ha="right" if len(names) > 4 else "center"
     )
-    axes.set_xlim(-0.6, max(len(names), 4) - 0.4)  # few bars need not be broad
+    aside = max(4 - len(names), 0) / 2  # few bars need not be broad
+    axes.set_xlim(-0.6 - aside, len(names) - 0.4 + aside)
     _say(axes, experiment.measure)
     if not single:
         axes.legend(ncols=2, loc="upper left", bbox_to_anchor=(1.0, 1.0)) if len(rows) > 6 else axes.legend()
