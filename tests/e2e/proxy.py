@@ -20,8 +20,12 @@ class CountingProxy:
     Everything may be changed while connections are open, from any thread.
     """
 
-    def __init__(self, target: str, buffer_bytes: int | None = None) -> None:
-        """`buffer_bytes`: how much of what a client sends may wait here, about; None: megabytes."""
+    def __init__(self, target: str, buffer_bytes: int | None = None, *, backwards: bool = False) -> None:
+        """`buffer_bytes`: how much of what a client sends may wait here, about; None: megabytes.
+
+        `backwards`: the other end of the transfer is who connects, so all that is said of the target holds of it.
+        """
+        self._backwards = backwards
         self.target = target
         """Where the next connection goes."""
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -105,8 +109,8 @@ class CountingProxy:
                 continue
             with self._changed:
                 self._sockets += [client, server]
-            threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
-            threading.Thread(target=self._pump, args=(server, client, False), daemon=True).start()
+            threading.Thread(target=self._pump, args=(client, server, not self._backwards), daemon=True).start()
+            threading.Thread(target=self._pump, args=(server, client, self._backwards), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, to_target: bool) -> None:
         with contextlib.suppress(OSError):

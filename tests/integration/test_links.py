@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from proxy import CountingProxy
+from pulled import AWAY, PulledLink
 from test_transfer import BLOCK, EDGE, RUN, South, make_bundle, parcel_of
 
 from fedelmy_node.bundles.header import read_header
@@ -27,6 +28,7 @@ from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc import dial
 from fedelmy_node.rpc import serve as serve_module
+from fedelmy_node.rpc.bridge import CHUNK_BYTES
 from fedelmy_node.rpc.clients import PeerClient
 from fedelmy_node.rpc.dial import open_channel
 from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, PING_ALLOWED_MS, PING_MS, SERVER_OPTIONS
@@ -35,6 +37,12 @@ Identities = Mapping[str, Identity]
 Serve = Callable[..., Address]
 CONVERSATION_BYTES = 32_000
 """What a connection costs besides blocks: two handshakes, Begin, headers, frames."""
+PULLED_BYTES = 96_000
+"""The same of a connection that is called back: each of the two is carried by another one, which begins with two
+handshakes, too; and south begins to wait again."""
+CARRIED = 1.02
+"""What is carried is encrypted twice, and framed twice."""
+Link = CountingProxy | PulledLink
 
 
 @pytest.fixture
@@ -54,17 +62,44 @@ def south(tmp_path: Path, bundle: Path, identities: Identities) -> Iterator[Sout
     node.stop()
 
 
-@pytest.fixture
-def link(south: South) -> Iterator[CountingProxy]:
-    with CountingProxy(south.address) as proxy:
-        yield proxy
+@pytest.fixture(params=["push", "pull"])
+def direction(request: pytest.FixtureRequest) -> str:
+    """Who connects: the sender, or a receiver that cannot be called."""
+    return str(request.param)
 
 
 @contextmanager
-def connected(link: CountingProxy, identities: Identities, stall_seconds: float = 20.0) -> Iterator[PeerClient]:
-    channel = open_channel(
-        Address(link.address), identities["north"], expect_role="site", expect_site=SiteName("south")
-    )
+def linked(direction: str, node: South, identities: Identities) -> Iterator[Link]:
+    """Between north, who sends, and this node."""
+    with CountingProxy(node.address) if direction == "push" else PulledLink(node.address, identities) as link:
+        yield link
+
+
+@pytest.fixture
+def link(south: South, direction: str, identities: Identities) -> Iterator[Link]:
+    with linked(direction, south, identities) as made:
+        yield made
+
+
+def conversation(link: Link, connections: int = 1) -> int:
+    """At most so many bytes besides blocks."""
+    return connections * (PULLED_BYTES if isinstance(link, PulledLink) else CONVERSATION_BYTES)
+
+
+def crossing(link: Link, size: int) -> float:
+    """At most so many bytes for so many of a bundle."""
+    return size * CARRIED if isinstance(link, PulledLink) else size
+
+
+def lost(link: Link) -> int:
+    """At most so many bytes are sent again after a cut: the block, or the message that carries it, was not whole."""
+    return BLOCK + CHUNK_BYTES if isinstance(link, PulledLink) else BLOCK
+
+
+@contextmanager
+def connected(link: Link, identities: Identities, stall_seconds: float = 20.0) -> Iterator[PeerClient]:
+    join, address = (link.join(), AWAY) if isinstance(link, PulledLink) else (None, Address(link.address))
+    channel = open_channel(address, identities["north"], expect_role="site", expect_site=SiteName("south"), join=join)
     client = PeerClient(channel, "south", stall_seconds)
     try:
         yield client
@@ -72,12 +107,12 @@ def connected(link: CountingProxy, identities: Identities, stall_seconds: float 
         client.close()
 
 
-def deliver(link: CountingProxy, identities: Identities, parcel: Parcel, stall_seconds: float = 20.0) -> Receipt:
+def deliver(link: Link, identities: Identities, parcel: Parcel, stall_seconds: float = 20.0) -> Receipt:
     with connected(link, identities, stall_seconds) as client:
         return client.deliver(parcel, lambda _: None)
 
 
-def deliver_until_received(link: CountingProxy, identities: Identities, parcel: Parcel) -> Receipt:
+def deliver_until_received(link: Link, identities: Identities, parcel: Parcel) -> Receipt:
     """As a courier does, without its pauses."""
     for _ in range(50):
         try:
@@ -111,7 +146,7 @@ def received_once(south: South, bundle: Path) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_cuts_cost_at_most_a_block_each(
-    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, taken: list[int], seed: int
+    south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel, taken: list[int], seed: int
 ) -> None:
     size = parcel.offer.size
     cuts = sorted(random.Random(seed).sample(range(20_000, size), 10))
@@ -121,11 +156,11 @@ def test_cuts_cost_at_most_a_block_each(
     received_once(south, bundle)
     assert link.cuts >= len(cuts)
     assert taken == list(range(-(-size // BLOCK)))  # no block is taken twice
-    assert link.to_target <= size + len(cuts) * BLOCK + (link.cuts + 1) * CONVERSATION_BYTES
+    assert link.to_target <= crossing(link, size) + len(cuts) * lost(link) + conversation(link, link.cuts + 1)
 
 
 def test_a_cut_costs_no_reading(
-    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: Any
+    south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: Any
 ) -> None:
     """What a broken stream brought is known; only a restarted process reads it again."""
     readings: list[Path] = []
@@ -147,7 +182,7 @@ def reading_again(readings: list[Path]) -> Callable[[Arrival], None]:
 
 
 def test_a_distant_link_is_kept_full(
-    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel
+    south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel
 ) -> None:
     """30 Mbit/s and 100 ms each way: 8 MB take 2.1 s, and some round trips for the handshakes."""
     link.bytes_per_second, link.delay_seconds = 30e6 / 8, 0.1
@@ -158,7 +193,7 @@ def test_a_distant_link_is_kept_full(
 
 
 def test_a_black_hole_is_found_by_the_stall_timeout(
-    south: South, link: CountingProxy, identities: Identities, tmp_path: Path
+    south: South, link: Link, identities: Identities, tmp_path: Path
 ) -> None:
     """No reset, no error: the link just swallows. The kernel's buffers are filled long before the bundle's end."""
     large = make_bundle(tmp_path / "large", size=12_000_000)
@@ -199,8 +234,9 @@ def short_pings(monkeypatch: pytest.MonkeyPatch, factor: int, allowed_ms: int | 
 
 
 def test_a_link_that_dies_before_the_receipt_is_found_by_keep_alive(
-    tmp_path: Path, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path: Path, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch,
+    direction: str,
+) -> None:  # fmt: skip
     short_pings(monkeypatch, factor=20)
     settling, link_is_dead = threading.Event(), threading.Event()
 
@@ -211,7 +247,7 @@ def test_a_link_that_dies_before_the_receipt_is_found_by_keep_alive(
 
     monkeypatch.setattr("fedelmy_node.daemon.arrival.publish", publish_slowly)
     node = South(tmp_path / "node", parcel.offer.manifest, identities["south"])
-    with CountingProxy(node.address) as link:
+    with linked(direction, node, identities) as link:
         try:
             threading.Thread(target=lambda: (settling.wait(30), link.black_hole()), daemon=True).start()
             began = time.monotonic()
@@ -259,7 +295,7 @@ def test_a_server_that_allows_less_hangs_up(
 
 
 def test_the_same_edge_delivered_twice_at_once(
-    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel
+    south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel
 ) -> None:
     link.bytes_per_second = 20e6
     receipts: list[Receipt] = []
@@ -279,7 +315,7 @@ def test_the_same_edge_delivered_twice_at_once(
 
 
 def test_the_same_edge_delivered_again_after_a_restart_of_the_receiver(
-    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, tmp_path: Path
+    south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel, tmp_path: Path
 ) -> None:
     first = deliver(link, identities, parcel)
     south.stop()
@@ -287,7 +323,7 @@ def test_the_same_edge_delivered_again_after_a_restart_of_the_receiver(
     try:
         link.target, crossed = again.address, link.to_target
         assert deliver(link, identities, parcel) == first
-        assert link.to_target - crossed < CONVERSATION_BYTES
+        assert link.to_target - crossed < conversation(link)
         received_once(again, bundle)
     finally:
         again.stop()
@@ -295,7 +331,7 @@ def test_the_same_edge_delivered_again_after_a_restart_of_the_receiver(
 
 
 def test_a_receiver_restarted_in_mid_transfer_goes_on(
-    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, tmp_path: Path
+    south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel, tmp_path: Path
 ) -> None:
     link.cut_at(parcel.offer.size // 2)
     with pytest.raises(FedelmyError):
@@ -308,14 +344,14 @@ def test_a_receiver_restarted_in_mid_transfer_goes_on(
         link.target, crossed = again.address, link.to_target
         deliver_until_received(link, identities, parcel)
         received_once(again, bundle)
-        assert link.to_target - crossed <= parcel.offer.size - kept + BLOCK + CONVERSATION_BYTES
+        assert link.to_target - crossed <= crossing(link, parcel.offer.size - kept + BLOCK) + conversation(link)
     finally:
         again.stop()
         south.server.stop(0)
 
 
 def test_a_partial_file_that_was_damaged_while_the_node_was_down(
-    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, tmp_path: Path
+    south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel, tmp_path: Path
 ) -> None:
     """The first block that follows tells: then all of it is sent again."""
     link.cut_at(parcel.offer.size // 2)
@@ -339,7 +375,7 @@ def test_a_partial_file_that_was_damaged_while_the_node_was_down(
 
 
 def test_a_sender_restarted_in_mid_transfer_goes_on(
-    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, taken: list[int]
+    south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel, taken: list[int]
 ) -> None:
     """A new process knows nothing of the old one; it asks, and hashes its own first blocks again."""
     link.bytes_per_second = 20e6
@@ -396,23 +432,23 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_disk_that_is_too_small_refuses_before_a_byte(
-    tmp_path: Path, identities: Identities, parcel: Parcel, taken: list[int]
+    tmp_path: Path, identities: Identities, parcel: Parcel, taken: list[int], direction: str
 ) -> None:
     with small_disk(tmp_path / "disk", "6m") as disk:
         node = South(disk / "south", parcel.offer.manifest, identities["south"])
         try:
-            with CountingProxy(node.address) as link:
+            with linked(direction, node, identities) as link:
                 with pytest.raises(FedelmyError) as caught:
                     deliver(link, identities, parcel)
                 assert caught.value.code == "E-STORE-DISK"
-                assert link.to_target < CONVERSATION_BYTES
+                assert link.to_target < conversation(link)
             assert taken == [] and node.partial == []
         finally:
             node.stop()
 
 
 def test_what_came_already_needs_no_second_place_on_the_disk(
-    south: South, link: CountingProxy, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: Any
+    south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: Any
 ) -> None:
     free = parcel.offer.size + (64 << 20) + BLOCK
 
@@ -427,13 +463,14 @@ def test_what_came_already_needs_no_second_place_on_the_disk(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_disk_that_becomes_full_keeps_what_came(
-    tmp_path: Path, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path: Path, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch,
+    direction: str,
+) -> None:  # fmt: skip
     with small_disk(tmp_path / "disk", "6m") as disk:
         monkeypatch.setattr("fedelmy_node.store.layout.Layout.free_bytes", lambda _: 1 << 40)
         node = South(disk / "south", parcel.offer.manifest, identities["south"])
         try:
-            with CountingProxy(node.address) as link:
+            with linked(direction, node, identities) as link:
                 with pytest.raises(FedelmyError) as caught:
                     deliver(link, identities, parcel)
                 assert caught.value.code == "E-STORE-DISK"

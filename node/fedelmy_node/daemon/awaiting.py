@@ -18,7 +18,7 @@ from typing import Final
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.domain.names import Address, PeerAddress
-from fedelmy_node.errors import FedelmyError, PeerError
+from fedelmy_node.errors import FedelmyError, InternalError, PeerError
 from fedelmy_node.rpc.awaiting import RelayClient
 from fedelmy_node.store.journal import Journal
 
@@ -27,7 +27,10 @@ __all__ = ["Awaiting"]
 logger = logging.getLogger(__name__)
 
 _FIRST_WAIT_SECONDS: Final = 0.25
-_LONGEST_WAIT_SECONDS: Final = 15.0
+_LONGEST_WAIT_SECONDS: Final = 5.0
+"""Nobody can hurry this site: a node that returns is found by looking for it."""
+_CALLS_AT_ONCE: Final = 64
+"""Of one place, as many as it would take: more rings than that are not answered."""
 _CONNECT_SECONDS: Final = 10.0
 _AFTERWARDS_SECONDS: Final = 86_400.0
 """When a run is over here, neighbours may still ask how it ended."""
@@ -56,14 +59,14 @@ class Awaiting:
             wanted = set() if self._closed else set(self._places())
             gone = [self._posts.pop(place) for place in set(self._posts) - wanted]
             for place in wanted - set(self._posts):
-                self._posts[place] = _Post(place, self._peers.relay, self._own)
+                self._posts[place] = _Post(place, self._peers.relay, self._own, self.look_again)
         for post in gone:
             post.stop()
 
     def _places(self) -> Iterator[PeerAddress]:
-        """The sites of --peer, then those neighbours that it does not name."""
+        """The sites of --peer, then those neighbours that are none of them: nobody waits twice at one site."""
         yield from self._config.peers
-        named = {peer.site for peer in self._config.peers}
+        named = {self._peers.known(peer) for peer in self._config.peers}
         placed = {peer.address for peer in self._config.peers}
         for known in self._journal.runs():
             if known.state.is_over and known.changed_at + _AFTERWARDS_SECONDS < time.time():
@@ -87,13 +90,17 @@ class Awaiting:
 class _Post:
     """One place where this site waits: a stream on a thread of its own, opened again whenever it ends."""
 
-    def __init__(self, place: PeerAddress, dial: Dial, own: tuple[str, int]) -> None:
+    def __init__(self, place: PeerAddress, dial: Dial, own: tuple[str, int], met: Callable[[], None]) -> None:
+        """`met` is called when it became known which site an address is of that came without a name."""
         self._place = place
+        self._met = met
+        self._calls = threading.Semaphore(_CALLS_AT_ONCE)
         self._dial = dial
         self._own = own
         self._guard = threading.Lock()
         self._client: RelayClient | None = None
         self._stopped = threading.Event()
+        self._stood = self._flooded = False
         self.problem = ""
         threading.Thread(target=self._run, name=f"awaiting {place}", daemon=True).start()
 
@@ -108,15 +115,15 @@ class _Post:
     def _run(self) -> None:
         wait = _FIRST_WAIT_SECONDS
         while not self._stopped.is_set():
-            began = time.monotonic()
+            self._stood = False
             error = self._listen()
             if self._stopped.is_set():
                 return
+            if self._stood:
+                wait = _FIRST_WAIT_SECONDS  # whoever does this too often is told so before it stands
             if not self.problem:  # told once, until it works again
                 logger.warning("cannot wait at %s: %s", self._place, error, extra={"private": error.private})
             self.problem = f"cannot wait at {self._place} to be called back: {error.message}"
-            if time.monotonic() - began > _LONGEST_WAIT_SECONDS:
-                wait = _FIRST_WAIT_SECONDS
             self._stopped.wait(wait * random.uniform(0.75, 1.25))
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
@@ -129,31 +136,50 @@ class _Post:
             try:
                 if not self._stopped.is_set():
                     for ring in client.rings(self._stands):
-                        threading.Thread(target=self._answer, args=(ring,), name="call-back", daemon=True).start()
+                        self._call_back(ring)
             finally:
                 with self._guard:
                     self._client = None
                 client.close()
         except FedelmyError as error:
             return error
-        return PeerError("E-PEER-UNREACHABLE", "the node there shuts down")
+        except Exception:  # a place must not be forgotten because of a fault
+            if not self._stopped.is_set():
+                logger.exception("fault while waiting at %s", self._place)
+            return InternalError("E-INTERNAL", "waiting met a fault; see the node's log")
+        return PeerError("E-PEER-UNREACHABLE", "the node there shuts down, or this site waits there twice")
 
     def _stands(self) -> None:
         logger.info("waits at %s to be called back", self._place)
-        self.problem = ""
+        self.problem, self._stood = "", True
+        if self._place.site is None:
+            self._met()
+
+    def _call_back(self, ring: str) -> None:
+        if not self._calls.acquire(blocking=False):
+            if not self._flooded:  # told once, until it rings less
+                logger.warning("%s rings more often than this site calls back", self._place)
+            self._flooded = True
+            return
+        self._flooded = False
+        threading.Thread(target=self._answer, args=(ring,), name="call-back", daemon=True).start()
 
     def _answer(self, ring: str) -> None:
-        """Call back: on a connection of its own, so that no other one can break it."""
+        """On a connection of its own, so that no other one can break it."""
         try:
             client = self._dial(self._place)
+            try:
+                end = socket.create_connection(self._own, _CONNECT_SECONDS)
+            except BaseException:
+                client.close()
+                raise
+            end.settimeout(None)
+            client.answer(ring, end)
         except FedelmyError as error:
             logger.warning("cannot call %s back: %s", self._place, error, extra={"private": error.private})
-            return
-        try:
-            end = socket.create_connection(self._own, _CONNECT_SECONDS)
-            end.settimeout(None)
         except OSError as error:
             logger.warning("cannot reach this node's own port: %s", error.strerror)
-            client.close()
-            return
-        client.answer(ring, end)
+        except Exception:
+            logger.exception("fault while calling %s back", self._place)
+        finally:
+            self._calls.release()

@@ -81,13 +81,23 @@ class Peers:
     def relay(self, place: PeerAddress) -> RelayClient:
         """A new connection to a site at which this one, which cannot be called, waits; the caller closes it."""
         from fedelmy_node.rpc.awaiting import RelayClient
-        from fedelmy_node.rpc.dial import open_channel
+        from fedelmy_node.rpc.dial import channel_to, open_channel, probe
 
-        channel = open_channel(
-            place.address, self._identity() if self._identity else None, expect_role="site", expect_site=place.site,
-            insecure_name=f"site/{self._site}",
-        )  # fmt: skip
-        return RelayClient(channel, place.site or place.address)
+        name, live = place.site or place.address, self._identity
+        if live is None:
+            claim = f"site/{self._site}"
+            return RelayClient(open_channel(place.address, None, expect_role="site", insecure_name=claim), name)
+        identity = live()
+        probed = probe(place.address, identity, expect_role="site", expect_site=place.site)
+        if place in self._config.peers:
+            with self._lock:
+                self._found[place] = probed.subject.name
+        return RelayClient(channel_to(place.address, identity, probed), name)
+
+    def known(self, peer: PeerAddress) -> SiteName | None:
+        """Which site a --peer is, if that was said or has been seen."""
+        with self._lock:
+            return self._found.get(peer)
 
     def join(self, site: SiteName) -> Join | None:
         """How a site that waits here is reached: not by its address; None for all others."""

@@ -49,14 +49,16 @@ class _Rings:
         self._queue.put(None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Wanted:
     """Somebody waits for a site to call back."""
 
     site: SiteName
     end: socket.socket
     """To be carried by the answer."""
-    answered: threading.Event = field(default_factory=threading.Event)
+    settled: threading.Event = field(default_factory=threading.Event)
+    """It has answered, or has gone."""
+    answered: bool = False
 
 
 class Switchboard:
@@ -69,12 +71,18 @@ class Switchboard:
         self._lock = threading.Lock()
         self._waiting: dict[SiteName, _Rings] = {}
         self._wanted: dict[str, _Wanted] = {}
+        self._closed = False
 
     def rings(self, site: SiteName) -> _Rings:
-        """A site begins to wait; if it did before, nobody listens there any more."""
+        """A site begins to wait; if it did before, nobody listens there any more, and it is rung again here."""
         rings = _Rings(partial(self._left, site))
         with self._lock:
+            if self._closed:
+                raise PeerError("E-PEER-UNREACHABLE", "this node shuts down")
             before, self._waiting[site] = self._waiting.get(site), rings
+            for ring, wanted in self._wanted.items():
+                if wanted.site == site:
+                    rings.ring(ring)
         if before is not None:
             before.close()
         else:
@@ -89,6 +97,8 @@ class Switchboard:
 
     def reach(self, site: SiteName) -> socket.socket:
         """For whoever calls this node to be connected with `site`: the end that is joined with it."""
+        if self.join(site) is None:  # looked at first: what is not done need not be written down
+            raise _not_waiting(site)
         self._record(Act(act="call-relayed", facts={"to": f"site/{site}"}, must=False))
         return connected(partial(self._join, site), time.monotonic() + _ANSWER_SECONDS)
 
@@ -99,12 +109,14 @@ class Switchboard:
             if wanted is None or wanted.site != site:
                 raise PeerError("E-PEER-PROTOCOL", "nobody waits for this answer any more")
             del self._wanted[ring]
-        wanted.answered.set()
+            wanted.answered = True
+        wanted.settled.set()
         return wanted.end
 
     def close(self) -> None:
         """Nobody waits here any more."""
         with self._lock:
+            self._closed = True
             waiting = list(self._waiting.values())
         for rings in waiting:
             rings.close()
@@ -116,21 +128,27 @@ class Switchboard:
             if rings is not None:
                 self._wanted[ring] = wanted
         if rings is None:
-            hint = (
-                f'Start the node of {site} with direction = "pull" and this node as a --peer, or correct the address.'
-            )
-            raise PeerError("E-PEER-UNREACHABLE", f"{site} does not wait here to be called back", hint=hint)
+            end.close()
+            raise _not_waiting(site)
         rings.ring(ring)
-        wanted.answered.wait(max(0.0, min(_ANSWER_SECONDS, deadline - time.monotonic())))
+        wanted.settled.wait(max(0.0, min(_ANSWER_SECONDS, deadline - time.monotonic())))
         with self._lock:
-            unanswered = self._wanted.pop(ring, None) is not None
-        if unanswered:
-            raise PeerError("E-PEER-UNREACHABLE", f"{site} waits here but does not call back")
+            self._wanted.pop(ring, None)
+        if not wanted.answered:
+            end.close()
+            reason = "stopped waiting here" if wanted.settled.is_set() else "waits here but does not call back"
+            raise PeerError("E-PEER-UNREACHABLE", f"{site} {reason}")
 
     def _left(self, site: SiteName, rings: _Rings) -> None:
         with self._lock:
-            gone = self._waiting.get(site) is rings
-            if gone:
-                del self._waiting[site]
-        if gone:
-            logger.info("%s does not wait here any more", site)
+            if self._waiting.get(site) is not rings:
+                return
+            del self._waiting[site]
+            for ring in [ring for ring, wanted in self._wanted.items() if wanted.site == site]:
+                self._wanted.pop(ring).settled.set()
+        logger.info("%s does not wait here any more", site)
+
+
+def _not_waiting(site: SiteName) -> PeerError:
+    hint = f'Start the node of {site} with direction = "pull" and this node as a --peer, or correct the address.'
+    return PeerError("E-PEER-UNREACHABLE", f"{site} does not wait here to be called back", hint=hint)

@@ -24,20 +24,61 @@ from fedelmy_node.errors import FedelmyError, PeerError
 from fedelmy_node.rpc.faults import map_errors
 from fedelmy_proto.v1 import relay_pb2, relay_pb2_grpc
 
-__all__ = ["Join", "Bridge", "BridgedChannel", "carry", "connected", "reach_through", "answer_through"]
+__all__ = ["Join", "Line", "Bridge", "BridgedChannel", "connected", "reach_through", "answer_through"]
 
 logger = logging.getLogger(__name__)
 
 Join = Callable[[socket.socket, float], None]
-"""Connects a socket with a site before a deadline (monotonic), or raises why not; the socket is then in use."""
+"""Connects a socket with a site before a deadline (monotonic), or raises why not; either way it is not the caller's
+any more, and closed when it is of no use."""
 CHUNK_BYTES: Final = 512 << 10
 _JOIN_SECONDS: Final = 10.0
 
 
-def carry(end: socket.socket, incoming: Iterable[bytes]) -> Iterator[bytes]:
-    """What is read from a socket; what comes in is written to it, by a thread. When either ends, both do."""
-    threading.Thread(target=_pour, args=(incoming, end), name="carrier", daemon=True).start()
-    yield from _drawn(end)
+class Line:
+    """A socket that one thread reads and another one writes; when either leaves, it is of no use to the other.
+
+    It is closed when both have left, not before: its number would go to the next socket, and what is still written
+    under it to somebody else.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._lock = threading.Lock()
+        self._left = 0
+
+    def read(self) -> bytes:
+        """What has come; empty at the end, whoever brought it about."""
+        with suppress(OSError):
+            return self._end.recv(CHUNK_BYTES)
+        return b""
+
+    def pour(self, incoming: Iterable[bytes]) -> None:
+        """Write all that comes, and leave."""
+        try:
+            with suppress(OSError, grpc.RpcError):
+                for data in incoming:
+                    self._end.sendall(data)
+        finally:
+            self.leave()
+
+    def sent(self, first: relay_pb2.Carried) -> Iterator[relay_pb2.Carried]:
+        """All that is read, behind a first message, until either end leaves."""
+        try:
+            yield first
+            while data := self.read():
+                yield relay_pb2.Carried(data=data)
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Called once by the reader and once by the writer; whoever waits at either end of the socket is woken."""
+        with self._lock:
+            self._left += 1
+            with suppress(OSError):
+                self._end.shutdown(socket.SHUT_RDWR)
+            if self._left == 2:
+                self._end.close()
 
 
 def connected(join: Join, deadline: float) -> socket.socket:
@@ -47,25 +88,36 @@ def connected(join: Join, deadline: float) -> socket.socket:
         join(theirs, deadline)
     except BaseException:
         ours.close()
-        theirs.close()
         raise
     return ours
 
 
 def reach_through(channel: grpc.Channel, name: str, site: SiteName, end: socket.socket, deadline: float) -> None:
-    """Join `end` with a site that waits at the node of this channel, which is closed with the connection."""
-    call = relay_pb2_grpc.RelayStub(channel).Reach(_sent(relay_pb2.Carried(site=site), end))
-    answered: queue.SimpleQueue[FedelmyError | None] = queue.SimpleQueue()
+    """Join `end` with a site that waits at the node of this channel, which is closed with the connection.
+
+    Whatever that node answers instead is its own word, not the site's: to the caller the site is out of reach.
+    """
+    line = Line(end)
+    call = relay_pb2_grpc.RelayStub(channel).Reach(line.sent(relay_pb2.Carried(site=site)))
+    answered: queue.SimpleQueue[PeerError | None] = queue.SimpleQueue()
+
+    def unreachable(reason: str, hint: str | None = None) -> PeerError:
+        return PeerError("E-PEER-UNREACHABLE", f"cannot reach {site} by way of {name}: {reason}", hint=hint)
+
+    def incoming() -> Iterator[bytes]:
+        try:
+            with map_errors(name):
+                ended = next(call, None) is None  # otherwise it is empty, and says that the site has answered
+        except FedelmyError as error:
+            answered.put(unreachable(error.message, error.hint))
+            return
+        answered.put(unreachable("it hangs up") if ended else None)
+        for message in call:
+            yield message.data
 
     def work() -> None:
         try:
-            with map_errors(name):
-                next(call, None)  # empty: it has answered
-            answered.put(None)
-        except FedelmyError as error:
-            answered.put(error)
-        else:
-            _pour((message.data for message in call), end)
+            line.pour(incoming())
         finally:
             call.cancel()
             channel.close()
@@ -74,7 +126,7 @@ def reach_through(channel: grpc.Channel, name: str, site: SiteName, end: socket.
     try:
         problem = answered.get(timeout=max(deadline - time.monotonic(), 0.001))
     except queue.Empty:
-        problem = PeerError("E-PEER-UNREACHABLE", f"cannot reach {site}: {name} does not connect")
+        problem = unreachable("it does not connect in time")
     if problem is not None:
         call.cancel()
         raise problem
@@ -82,9 +134,10 @@ def reach_through(channel: grpc.Channel, name: str, site: SiteName, end: socket.
 
 def answer_through(channel: grpc.Channel, ring: str, end: socket.socket) -> None:
     """Carry `end`, this node's own, to whoever rang; returns when the connection has ended."""
-    call = relay_pb2_grpc.RelayStub(channel).Answer(_sent(relay_pb2.Carried(ring=ring), end))
+    line = Line(end)
+    call = relay_pb2_grpc.RelayStub(channel).Answer(line.sent(relay_pb2.Carried(ring=ring)))
     try:
-        _pour((message.data for message in call), end)
+        line.pour(message.data for message in call)
     finally:
         call.cancel()
         channel.close()
@@ -118,7 +171,6 @@ class Bridge:
             self._join(end, time.monotonic() + _JOIN_SECONDS)
         except FedelmyError as error:
             logger.debug("a connection was not joined: %s", error)
-            end.close()
 
 
 class BridgedChannel(grpc.Channel):
@@ -155,33 +207,3 @@ class BridgedChannel(grpc.Channel):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _sent(first: relay_pb2.Carried, end: socket.socket) -> Iterator[relay_pb2.Carried]:
-    yield first
-    for data in _drawn(end):
-        yield relay_pb2.Carried(data=data)
-
-
-def _drawn(end: socket.socket) -> Iterator[bytes]:
-    """All that is read from a socket, which is then closed."""
-    try:
-        with suppress(OSError):  # an end is an end, whoever brought it about
-            while data := end.recv(CHUNK_BYTES):
-                yield data
-    finally:
-        _hang_up(end)
-        end.close()
-
-
-def _pour(incoming: Iterable[bytes], end: socket.socket) -> None:
-    """Write all that comes into a socket; then whoever reads from it finds its end."""
-    with suppress(OSError, grpc.RpcError, FedelmyError):
-        for data in incoming:
-            end.sendall(data)
-    _hang_up(end)
-
-
-def _hang_up(end: socket.socket) -> None:
-    with suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)

@@ -113,7 +113,11 @@ def _by_way(address: Address, identity: Identity | None, insecure_name: str | No
     node, site = relayed
 
     def join(end: socket.socket, deadline: float) -> None:
-        channel = open_channel(node, identity, expect_role="site", insecure_name=insecure_name)
+        try:
+            channel = open_channel(node, identity, expect_role="site", insecure_name=insecure_name)
+        except BaseException:
+            end.close()
+            raise
         reach_through(channel, node, site, end, deadline)
 
     return join

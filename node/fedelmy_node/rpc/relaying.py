@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
@@ -10,9 +11,9 @@ from grpc import Server
 from grpc import ServicerContext as Context
 
 from fedelmy_node.domain.names import SiteName, site_name
-from fedelmy_node.errors import ConfigError, PeerError
+from fedelmy_node.errors import ConfigError, FedelmyError, PeerError
 from fedelmy_node.rpc.again import Again
-from fedelmy_node.rpc.bridge import carry
+from fedelmy_node.rpc.bridge import Line
 from fedelmy_node.rpc.guard import Rule, caller, recheck
 from fedelmy_node.rpc.quotas import Budget
 from fedelmy_proto.v1 import relay_pb2, relay_pb2_grpc
@@ -21,14 +22,17 @@ __all__ = ["RELAY_RULES", "RELAY_BUDGETS", "RelayHandler", "Rings", "add_relay"]
 
 RELAY_RULES: Final[Mapping[str, Rule]] = {
     "/fedelmy.v1.Relay/Await": Rule(roles=("site",), budget="awaiting"),
-    "/fedelmy.v1.Relay/Answer": Rule(roles=("site",), budget="relays", may_be_silent=True),
+    "/fedelmy.v1.Relay/Answer": Rule(roles=("site",), budget="answers", may_be_silent=True),
     "/fedelmy.v1.Relay/Reach": Rule(roles=("site", "operator"), budget="relays", may_be_silent=True),
 }
 RELAY_BUDGETS: Final[Mapping[str, Budget]] = {
     "awaiting": Budget(at_once=64, share=2, per_second=1, burst=30),
-    "relays": Budget(at_once=96, share=24, per_second=5, burst=100),
+    "answers": Budget(at_once=96, share=64, per_second=50, burst=500),
+    "relays": Budget(at_once=48, share=16, per_second=5, burst=100),
 }
-"""A run's neighbour holds one connection to watch and one per hand-over, an operator two."""
+"""A run's neighbour holds one connection to watch and one per hand-over, an operator two. Every call that is relayed is
+answered by another one; a site's share of answers is larger than all that is relayed, and so is their rate, so that
+callers who flood a site do not keep this node itself from it."""
 _MAX_RING: Final = 64
 
 
@@ -62,7 +66,8 @@ class _Relay(relay_pb2_grpc.RelayServicer):
 
     def Answer(self, request_iterator: Iterator[relay_pb2.Carried], context: Context) -> Iterator[relay_pb2.Carried]:
         ring = _first(request_iterator).ring[:_MAX_RING]
-        yield from _carried(self._handler.answer(SiteName(caller(context).name), ring), request_iterator, context)
+        end = self._handler.answer(SiteName(caller(context).name), ring)
+        yield from _carried(end, request_iterator, context)
 
     def Reach(self, request_iterator: Iterator[relay_pb2.Carried], context: Context) -> Iterator[relay_pb2.Carried]:
         try:
@@ -70,8 +75,7 @@ class _Relay(relay_pb2_grpc.RelayServicer):
         except ConfigError as error:
             raise PeerError("E-PEER-PROTOCOL", error.message) from error
         end = self._handler.reach(wanted)
-        yield relay_pb2.Carried()
-        yield from _carried(end, request_iterator, context)
+        yield from _carried(end, request_iterator, context, relay_pb2.Carried())
 
 
 def _first(messages: Iterator[relay_pb2.Carried]) -> relay_pb2.Carried:
@@ -82,17 +86,30 @@ def _first(messages: Iterator[relay_pb2.Carried]) -> relay_pb2.Carried:
 
 
 def _carried(
-    end: socket.socket, messages: Iterator[relay_pb2.Carried], context: Context
+    end: socket.socket, messages: Iterator[relay_pb2.Carried], context: Context, *first: relay_pb2.Carried
 ) -> Iterator[relay_pb2.Carried]:
-    look = Again(lambda: recheck(context))
+    """What is said on both ways, as long as the caller may; even a silent connection is pinged now and then."""
+    line, look = Line(end), Again(lambda: recheck(context))
+    refused: list[FedelmyError] = []
 
     def incoming() -> Iterator[bytes]:
-        for message in messages:
-            look()
-            yield message.data
+        try:
+            for message in messages:
+                look()
+                yield message.data
+        except FedelmyError as error:
+            refused.append(error)
 
-    for data in carry(end, incoming()):
-        yield relay_pb2.Carried(data=data)
+    threading.Thread(target=line.pour, args=(incoming(),), name="carrier", daemon=True).start()
+    try:
+        yield from first
+        while data := line.read():
+            look()
+            yield relay_pb2.Carried(data=data)
+        for error in refused:
+            raise error
+    finally:
+        line.leave()
 
 
 def add_relay(server: Server, handler: RelayHandler) -> None:

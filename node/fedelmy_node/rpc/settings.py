@@ -50,6 +50,9 @@ _BOTH: Final[_Options] = (
     ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),  # this is what ends the wait, and it would be a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),  # 0: no limit; the other end's patience is PING_ALLOWED_MS
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+    ("grpc.http2.max_frame_size", _FRAME_BYTES),
 )
 
 CHANNEL_OPTIONS: Final[_Options] = (
@@ -66,9 +69,6 @@ CHANNEL_OPTIONS: Final[_Options] = (
 SERVER_OPTIONS: Final[_Options] = (
     *_BOTH,
     ("grpc.http2.min_ping_interval_without_data_ms", PING_ALLOWED_MS),
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-    ("grpc.http2.max_frame_size", _FRAME_BYTES),
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.max_connection_idle_ms", _IDLE_MS),
     ("grpc.max_concurrent_streams", _STREAMS),
