@@ -30,6 +30,7 @@ e2e: $(VENV)/.installed  ## the tests that start real daemons, then every proces
 	$(PYTEST) tests/e2e
 	$(PYTEST) -m full tests/unit tests/integration
 	$(BIN)/python tests/e2e/kill_matrix.py
+	$(BIN)/python tests/e2e/kill_matrix.py --pull
 
 e2e-containers: $(VENV)/.installed  ## docker-compose.yml to its end, also with a site killed and one cut off; skips without an engine
 	$(BIN)/python tests/e2e/containers.py

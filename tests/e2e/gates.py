@@ -16,7 +16,9 @@ class Gate:
     News between sites takes a few kilobytes per connection, so an offset beyond these means a bundle.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, backwards: bool = False) -> None:
+        """`backwards`: in front of a site that connects by itself, so what comes back to it are the bytes."""
+        self._ways = ("answers", "bytes") if backwards else ("bytes", "answers")
         self.target = ""
         """Where the site listens; set before the first connection."""
         self.held = threading.Event()
@@ -68,7 +70,7 @@ class Gate:
                 continue
             self._sockets |= {client, server}
             passed: Counter[str] = Counter()
-            for source, sink, way in ((client, server, "bytes"), (server, client, "answers")):
+            for source, sink, way in zip((client, server), (server, client), self._ways, strict=True):
                 threading.Thread(target=self._pump, args=(source, sink, way, passed), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, way: str, passed: Counter[str]) -> None:

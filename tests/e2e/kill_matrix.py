@@ -1,12 +1,13 @@
 """Every process is killed with SIGKILL at every moment of a run, and every run ends by itself with the same bytes.
 
-    python tests/e2e/kill_matrix.py [--only WHO:WHEN]... [--apart] [--beds N] [--json]
+    python tests/e2e/kill_matrix.py [--pull] [--only WHO:WHEN]... [--apart] [--beds N] [--json]
 
 What died is started again, except for a launcher: its run ends without one, and only then another launcher is asked
 for the result. A cell is n/a where no such process is there at that moment. Exit code 0: no cell failed.
 
 Every run loads torch six times, so a run has two or three kills, each of another kind at another moment; if anything is
-wrong with it, each of its cells is tried again in a run of its own. `--apart` does that at once.
+wrong with it, each of its cells is tried again in a run of its own. `--apart` does that at once. With `--pull`, nobody
+can call the second site: what it receives flows backwards over connections of its own.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def _failures(cells: Sequence[Cell], begun: float, reason: str) -> list[Outcome]
 class Matrix:
     """All cells, on several beds at once: a run is mostly one process that loads torch."""
 
-    def __init__(self, acts: Sequence[tuple[Cell, ...]], root: Path) -> None:
+    def __init__(self, acts: Sequence[tuple[Cell, ...]], root: Path, *, pull: bool = False) -> None:
+        self._pull = pull
         self._acts: queue.SimpleQueue[tuple[Cell, ...]] = queue.SimpleQueue()
         for act in acts:
             self._acts.put(act)
@@ -147,7 +149,7 @@ class Matrix:
         try:
             while (act := self._next()) is not None:
                 if bed is None:
-                    bed = _make_bed(self._root / f"bed-{number}-{made}")
+                    bed = _make_bed(self._root / f"bed-{number}-{made}", self._pull)
                     made += 1
                 outcomes = perform(bed, *act)
                 failed = any(outcome.verdict == "FAIL" for outcome in outcomes)
@@ -183,11 +185,11 @@ class Matrix:
                 )
 
 
-def _make_bed(root: Path) -> KillBed:
+def _make_bed(root: Path, pull: bool) -> KillBed:
     root.mkdir()
     bed = Bed(root, ("north", "south"))
     bed.provision()
-    made = KillBed(bed)
+    made = KillBed(bed, pull=pull)
     try:
         return made.open()
     except BaseException:
@@ -210,6 +212,7 @@ def table(cells: Sequence[Cell], outcomes: dict[Cell, Outcome]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="WHO:WHEN", help="only this cell; repeatable, * is all")
+    parser.add_argument("--pull", action="store_true", help="the second site cannot be called")
     parser.add_argument("--apart", action="store_true", help="a run of its own for every cell")
     parser.add_argument("--beds", type=int, default=2, help="federations at once (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
@@ -221,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begun = time.monotonic()
     root = Path(tempfile.mkdtemp(prefix="fedelmy-kills-"))
     plans = acts(cells, apart=options.apart)
-    matrix = Matrix(plans, root)
+    matrix = Matrix(plans, root, pull=options.pull)
     matrix.run(min(options.beds, len(plans)))
     seconds = time.monotonic() - begun
     verdicts = [outcome.verdict for outcome in matrix.outcomes.values()]

@@ -40,20 +40,25 @@ _SAMPLES, _TEST_SAMPLES = 600, 3000
 
 
 class KillBed:
-    """North and south, each behind a gate for the other; daemons stay up from run to run."""
+    """North and south, each behind a gate for the other; daemons stay up from run to run.
 
-    def __init__(self, bed: Bed) -> None:
+    With `pull`, nobody can call south: it waits at north, through both gates, and the launcher reaches it there.
+    """
+
+    def __init__(self, bed: Bed, *, pull: bool = False) -> None:
         self.bed = bed
-        self.gates = {name: Gate() for name in bed.sites}
+        self.pull = pull
+        self.gates = {name: Gate(backwards=pull and name == "south") for name in bed.sites}
         self.undisturbed = ""
         """The sha256 of the result where nothing dies."""
         self.bundle_bytes = 0
 
     def open(self) -> KillBed:
         self._write_data()
-        for name in reversed(self.bed.sites):
+        for name in self.bed.sites if self.pull else reversed(self.bed.sites):
             self.start(name)
-        self.bed.write_file(model="mlp", size=SIZE)
+        addresses = {"south": f"{self.bed.sites['north'].address}/south"} if self.pull else None
+        self.bed.write_file(model="mlp", size=SIZE, addresses=addresses)
         text = self.bed.file.read_text()
         for old, new in _SETTINGS.items():
             assert old in text, old
@@ -68,9 +73,17 @@ class KillBed:
     def start(self, name: str) -> None:
         """Start the daemon of a site, or start it again where it was."""
         site = self.bed.sites[name]
-        peers = [f"--peer={other}={gate.address}" for other, gate in self.gates.items() if other != name]
-        site.start(*peers, data=f"npz:{name}.npz", listen=site.address or "127.0.0.1:0")
+        site.start(*self._peers(name), data=f"npz:{name}.npz", listen=site.address or "127.0.0.1:0")
         self.gates[name].target = site.address
+        if self.pull:
+            self.gates["south"].target = self.gates["north"].address
+
+    def _peers(self, name: str) -> list[str]:
+        if not self.pull:
+            return [f"--peer={other}={gate.address}" for other, gate in self.gates.items() if other != name]
+        if name == "north":
+            return ["--peer=south=127.0.0.1:1/south"]
+        return [f"--peer=north={self.gates['south'].address}", "--direction=pull"]
 
     def _write_data(self) -> None:
         """Digits as archives of large images: trainers need no scikit-learn for them, which takes a second to load."""

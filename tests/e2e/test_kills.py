@@ -19,9 +19,9 @@ KILLS = (
 )
 
 
-@pytest.fixture(scope="module")
-def bed(make_bed: Callable[..., Bed]) -> Iterator[KillBed]:
-    made = KillBed(make_bed("north", "south"))
+@pytest.fixture(scope="module", params=["push", pytest.param("pull", marks=pytest.mark.full)])
+def bed(make_bed: Callable[..., Bed], request: pytest.FixtureRequest) -> Iterator[KillBed]:
+    made = KillBed(make_bed("north", "south"), pull=request.param == "pull")
     try:
         yield made.open()
     finally:
