@@ -6,6 +6,8 @@ import hashlib
 import io
 import json
 import logging
+import socket
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -27,6 +29,7 @@ from fedelmy_node.daemon.admission import check_approval, check_refusal
 from fedelmy_node.daemon.answers import report_of, with_asking
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.orders import decode_cancel
+from fedelmy_node.daemon.switchboard import Switchboard
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
@@ -52,19 +55,21 @@ from fedelmy_node.rpc.blocks import encode_block, encode_header
 from fedelmy_node.rpc.faults import PROBLEM_KEY, Problem, decode_problem, encode_problem
 from fedelmy_node.rpc.guard import Guard, LocalGuard
 from fedelmy_node.rpc.quotas import Budget
+from fedelmy_node.rpc.relaying import RELAY_RULES, add_relay
 from fedelmy_node.rpc.settings import CLAIM_KEY
 from fedelmy_node.store.audit import Act, AuditLog
 from fedelmy_node.store.details import DetailsHandler
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared, RunRecord
-from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
+from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, relay_pb2, transfer_pb2
 
 __all__ = ["doors", "request_seeds", "answer_seeds"]
 
 RUN, SITE, EDGE = RunId("run-1"), SiteName("south"), EdgeId("train.1@north>train.2@south")
 PLAN_ID = "0123456789abcdef" * 2
 BLOCK = 1 << 16
+RING = "0123456789abcdef" * 2
 
 
 class Sink(io.StringIO):
@@ -215,6 +220,35 @@ class _Node:
         return tuple(PrunedRun(run=run, state=journal().run(run).state, size=0) for run in runs)
 
 
+class _Relay:
+    """One site waits here, and one ring is not answered yet; what is carried is read by somebody, as on a network."""
+
+    def __init__(self) -> None:
+        self._switchboard = Switchboard(lambda _: None)
+        self._switchboard.rings(SITE)
+
+    def rings(self, site: SiteName) -> Any:
+        return _Closable(["", RING])
+
+    def answer(self, site: SiteName, ring: str) -> socket.socket:
+        return _read_by_somebody() if ring == RING else self._switchboard.answer(site, ring)
+
+    def reach(self, site: SiteName) -> socket.socket:
+        return _read_by_somebody() if site == SITE else self._switchboard.reach(site)
+
+
+def _read_by_somebody() -> socket.socket:
+    ours, theirs = socket.socketpair()
+
+    def read() -> None:
+        with theirs:
+            while theirs.recv(1 << 16):
+                pass
+
+    threading.Thread(target=read, daemon=True).start()
+    return ours
+
+
 class _Closable:
     def __init__(self, items: Any) -> None:
         self._items = items
@@ -277,10 +311,12 @@ class _Doors:
         self._handlers: dict[str, Any] = {}
         services.add_network(self, node, node, node)  # type: ignore[arg-type]
         services.add_local(self, node)  # type: ignore[arg-type]
+        add_relay(self, _Relay())  # type: ignore[arg-type]
         ample = Budget(at_once=4, share=4, per_second=1e9, burst=10**9)
-        budgets = {rule.budget: ample for rule in services.RULES.values()}
-        self._guard = Guard(services.RULES, budgets, believe=None)
-        self._strict = Guard(services.RULES, budgets, believe=papers.trust)
+        rules = {**services.RULES, **RELAY_RULES}
+        budgets = {rule.budget: ample for rule in rules.values()}
+        self._guard = Guard(rules, budgets, believe=None)
+        self._strict = Guard(rules, budgets, believe=papers.trust)
         self._local = LocalGuard()
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
@@ -396,8 +432,21 @@ def block_seeds() -> list[bytes]:
 
 @cache
 def name_seeds() -> list[bytes]:
-    texts = ("north", "run-1", "train.1@north", EDGE, f"{EDGE}/train.1@west", "[::1]:50051", "north=host:1")
+    texts = (
+        "north",
+        "run-1",
+        "train.1@north",
+        EDGE,
+        f"{EDGE}/train.1@west",
+        "[::1]:50051",
+        "north=host:1",
+        "north=host:1/north",
+    )
     return [text.encode("utf-8", "replace") for text in (*texts, *INTERESTING_TEXTS)]
+
+
+def _carried() -> list[bytes]:
+    return [_pb(relay_pb2.Carried(data=data)) for data in (b"x" * 70, b"", b"y")]
 
 
 @cache
@@ -423,6 +472,9 @@ def request_seeds() -> Mapping[str, list[bytes]]:
         "/fedelmy.v1.Peer/Measure": [join_frames([_pb(peer_pb2.MeasureBlock(data=b"x" * 70)), b""])],
         "/fedelmy.v1.Transfer/Begin": [_pb(convert.offer_to_pb(_offer()))],
         "/fedelmy.v1.Transfer/Send": [join_frames(blocks)],
+        "/fedelmy.v1.Relay/Await": [b""],
+        "/fedelmy.v1.Relay/Answer": [join_frames([_pb(relay_pb2.Carried(ring=RING)), *_carried()])],
+        "/fedelmy.v1.Relay/Reach": [join_frames([_pb(relay_pb2.Carried(site=SITE)), *_carried()])],
         "/fedelmy.v1.Admin/Health": [b""],
         "/fedelmy.v1.Admin/Runs": [b""],
         "/fedelmy.v1.Admin/Show": [run],
@@ -563,6 +615,8 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
         "NeighbourState": [_pb(convert.neighbour_state_to_pb(state)) for state in states],
         "BeginReply": [_pb(transfer_pb2.BeginReply(receipt=receipt)), _pb(transfer_pb2.BeginReply(resume_from=3))],
         "Receipt": [_pb(receipt)],
+        "Ring": [_pb(relay_pb2.Ring(id=RING)), b""],
+        "Carried": _carried(),
         "HealthReply": [_pb(convert.health_to_pb(health))],
         "RunsReply": [_pb(admin_pb2.RunsReply(runs=convert.summaries_to_pb(_description().runs)))],
         "ModelReply": [_pb(convert.model_to_pb(_model()))],

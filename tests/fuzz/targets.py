@@ -65,13 +65,14 @@ from fedelmy_node.identity.rules import NameRule, TrustRules, fingerprint_text
 from fedelmy_node.identity.signing import Purpose, Signature, verify
 from fedelmy_node.identity.subject import Subject
 from fedelmy_node.rpc import convert
+from fedelmy_node.rpc.awaiting import ring_of
 from fedelmy_node.rpc.blocks import decode_request
 from fedelmy_node.rpc.faults import decode_problem, encode_problem
 from fedelmy_node.store.audit import Act, AuditLog
 from fedelmy_node.store.audit_check import Verdict, entries
 from fedelmy_node.store.audit_check import verify as verify_audit
 from fedelmy_node.store.details import details_of
-from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
+from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, relay_pb2, transfer_pb2
 
 __all__ = ["Target", "targets", "REQUESTS", "ANSWERS"]
 
@@ -106,6 +107,9 @@ REQUESTS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Peer/Measure": peer_pb2.MeasureBlock,
     "/fedelmy.v1.Transfer/Begin": transfer_pb2.BeginRequest,
     "/fedelmy.v1.Transfer/Send": transfer_pb2.SendRequest,
+    "/fedelmy.v1.Relay/Await": relay_pb2.AwaitRequest,
+    "/fedelmy.v1.Relay/Answer": relay_pb2.Carried,
+    "/fedelmy.v1.Relay/Reach": relay_pb2.Carried,
     "/fedelmy.v1.Admin/Health": admin_pb2.HealthRequest,
     "/fedelmy.v1.Admin/Runs": admin_pb2.RunsRequest,
     "/fedelmy.v1.Admin/Show": control_pb2.ReportRequest,
@@ -115,11 +119,11 @@ REQUESTS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Admin/Refuse": admin_pb2.RefuseRequest,
     "/fedelmy.v1.Admin/Prune": admin_pb2.PruneRequest,
 }
-_EMPTY: Final = ("Describe", "Health", "Runs")
+_EMPTY: Final = ("Describe", "Health", "Runs", "Await")
 """Requests without fields need fewer inputs."""
 
 
-_STREAMS: Final = ("Send", "Measure")
+_STREAMS: Final = ("Send", "Measure", "Answer", "Reach")
 
 
 def _whole(data: bytes) -> list[bytes]:
@@ -153,6 +157,9 @@ ANSWERS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Peer/Measure": peer_pb2.MeasureReply,
     "/fedelmy.v1.Transfer/Begin": transfer_pb2.BeginReply,
     "/fedelmy.v1.Transfer/Send": transfer_pb2.Receipt,
+    "/fedelmy.v1.Relay/Await": relay_pb2.Ring,
+    "/fedelmy.v1.Relay/Answer": relay_pb2.Carried,
+    "/fedelmy.v1.Relay/Reach": relay_pb2.Carried,
     "/fedelmy.v1.Admin/Health": admin_pb2.HealthReply,
     "/fedelmy.v1.Admin/Runs": admin_pb2.RunsReply,
     "/fedelmy.v1.Admin/Show": control_pb2.ReportReply,
@@ -176,6 +183,8 @@ def _answer_targets() -> Iterator[Target]:
         "NeighbourState": _hear,
         "BeginReply": lambda reply: convert.receipt_from_pb(reply.receipt) if reply.HasField("receipt") else None,
         "Receipt": convert.receipt_from_pb,
+        "Ring": ring_of,
+        "Carried": lambda message: memoryview(message.data),  # as a socket takes it
         "RevokeReply": lambda reply: reply.number,
         "AcceptReply": convert.accepted_from_pb,
         "ApproveReply": lambda reply: convert.state_from_pb(reply.state),
@@ -456,7 +465,7 @@ def _details(data: bytes) -> None:
 def _names(data: bytes) -> None:
     """Each rule, on the same text; what passes is a file name only by way of its digest."""
     text = data.decode("utf-8", "replace")
-    rules = (names.site_name, names.run_id, names.step_id, names.known_edge, names.address, names.peer_address)
+    rules = (names.site_name, names.run_id, names.step_id, names.known_edge, names.place, names.peer_address)
     for rule in rules:
         try:
             found = str(rule(text))

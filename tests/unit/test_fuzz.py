@@ -22,9 +22,9 @@ from fedelmy_node.domain.events import EventKind
 from fedelmy_node.errors import FedelmyError, RunError
 from fedelmy_node.rpc import convert
 from fedelmy_node.rpc.settings import MESSAGE_BYTES
-from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, transfer_pb2
+from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, relay_pb2, transfer_pb2
 
-FILES = (admin_pb2, control_pb2, peer_pb2, transfer_pb2)
+FILES = (admin_pb2, control_pb2, peer_pb2, relay_pb2, transfer_pb2)
 pytestmark = pytest.mark.filterwarnings("ignore:Attribute's length must be", "ignore:Parsed a serial number")
 INPUTS = 60
 """Of each target; `make fuzz` tries thousands."""

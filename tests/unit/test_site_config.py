@@ -195,3 +195,15 @@ def test_where_metrics_cannot_be(tmp_path: Path, said: str) -> None:
     with pytest.raises(ConfigError, match="E-CONFIG-ADDRESS") as caught:
         load_site_config(Given(state=tmp_path, metrics=said))
     assert "HOST:PORT" in caught.value.hint
+
+
+def test_a_site_that_pulls_needs_somebody_to_wait_at(tmp_path: Path) -> None:
+    assert load_site_config(Given(state=tmp_path)).direction == "push"
+    (tmp_path / "site.toml").write_text('[site]\ndirection = "pull"\n')
+    with pytest.raises(ConfigError, match="needs a peer at which it can wait"):
+        load_site_config(Given(state=tmp_path))
+    assert load_site_config(Given(state=tmp_path, peers=("south=h:1",))).direction == "pull"
+    assert load_site_config(Given(state=tmp_path, direction="push")).direction == "push"
+    (tmp_path / "site.toml").write_text('[site]\ndirection = "sideways"\n')
+    with pytest.raises(ConfigError, match="direction"):
+        load_site_config(Given(state=tmp_path))

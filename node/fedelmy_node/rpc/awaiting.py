@@ -13,7 +13,7 @@ from fedelmy_node.rpc.bridge import answer_through
 from fedelmy_node.rpc.faults import map_errors
 from fedelmy_proto.v1 import relay_pb2, relay_pb2_grpc
 
-__all__ = ["RelayClient"]
+__all__ = ["RelayClient", "ring_of"]
 
 _MAX_RING: Final = 64
 
@@ -32,13 +32,19 @@ class RelayClient:
         """Rings as they come, until the channel is closed or breaks; `stands` is called when somebody can ring."""
         with map_errors(self._name):
             for message in relay_pb2_grpc.RelayStub(self._channel).Await(relay_pb2.AwaitRequest()):
-                if len(message.id) > _MAX_RING:
-                    raise PeerError("E-PEER-PROTOCOL", f"{self._name} rings with a number that is too long")
-                if message.id:
-                    yield message.id
+                ring = ring_of(message)
+                if ring:
+                    yield ring
                 else:
                     stands()
 
     def answer(self, ring: str, end: socket.socket) -> None:
         """Carry this node's own end to whoever rang, until the connection ends."""
         answer_through(self._channel, ring, end)
+
+
+def ring_of(message: relay_pb2.Ring) -> str:
+    """Which ring it is; empty for the first message."""
+    if len(message.id) > _MAX_RING:
+        raise PeerError("E-PEER-PROTOCOL", "the number of a ring is too long")
+    return message.id
