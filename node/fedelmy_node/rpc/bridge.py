@@ -56,9 +56,12 @@ class Line:
     def pour(self, incoming: Iterable[bytes]) -> None:
         """Write all that comes, and leave."""
         try:
-            with suppress(OSError, grpc.RpcError):
-                for data in incoming:
-                    self._end.sendall(data)
+            for data in incoming:
+                self._end.sendall(data)
+        except OSError:
+            pass  # an end is an end, whoever brought it about
+        except grpc.RpcError as error:
+            error.__traceback__ = None  # grpc keeps it with the call, which it would keep
         finally:
             self.leave()
 

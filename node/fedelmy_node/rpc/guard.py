@@ -146,6 +146,8 @@ class Guard(grpc.ServerInterceptor):
                         _answer(handler, requests, context, send, self._alarms, self._patience(rule))
             except TooOftenError as error:
                 self._hold(context, send, error)
+            except grpc.RpcError as error:  # the caller has gone
+                error.__traceback__ = None  # grpc keeps it with the call, which it would keep until memory is tidied
             finally:
                 _admissions.pop(context, None)  # it knows the call, and would keep it for ever
 
