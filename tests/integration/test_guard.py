@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -301,3 +303,32 @@ def test_other_connections_are_refused(forge: Callable[..., Identity], version: 
 def test_a_handler_without_a_guard_has_no_caller() -> None:
     with pytest.raises(FedelmyError, match="E-INTERNAL"):
         caller(_Connection())  # type: ignore[arg-type]
+
+
+def test_calls_that_are_broken_off_are_not_kept_until_memory_is_tidied(identities: Identities, serve: Serve) -> None:
+    """A connection has sixteen calls: gRPC counts those, too, that something still knows."""
+    begun, ended = SimpleQueue[None](), SimpleQueue[None]()
+
+    def take(requests: Iterator[bytes], _: Any) -> bytes:
+        try:
+            for _request in requests:
+                begun.put(None)
+            return b""
+        finally:
+            ended.put(None)
+
+    more = {"Take": grpc.stream_unary_rpc_method_handler(take)}
+    with dial(serve(identities["south"], more=more), identities["north"]) as channel:
+        gc.disable()
+        try:
+            for _ in range(40):
+                out = SimpleQueue[bytes]()
+                out.put(b"a")
+                call = channel.stream_unary("/test.Echo/Take").future(iter(out.get, b""))
+                begun.get(timeout=20)
+                call.cancel()
+                ended.get(timeout=20)
+                out.put(b"")
+            assert ask(channel, "Say") == b"hello"
+        finally:
+            gc.enable()
