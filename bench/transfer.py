@@ -7,8 +7,9 @@ Loopback, TLS on both sides, sender and receiver in processes of their own, the 
     discard   gRPC streams the file, the receiver throws it away
     write     the receiver writes it and syncs it once, unverified
     ours      PeerClient.deliver to a real Inbox and Journal: verified, looked into, synced, journaled
+    pulled    the same to a receiver that cannot be called: it waits at the sender, and calls back
 
-Rounds alternate between the three; medians count. Memory is the most that each end had resident above what it had
+Rounds alternate between the four; medians count. Memory is the most that each end had resident above what it had
 after its imports and the connection, in processes that carried nothing but one bundle. At the end: what `wire_dtype`
 costs in accuracy, in a simulated chain of three sites on digits.
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any, Self
 
 ENDS = Path(__file__).parent / "ends"
-KINDS = ("discard", "write", "ours")
+KINDS = ("discard", "write", "ours", "pulled")
 SIZES = {"45 MB": 45_000_000, "1 GiB": 1 << 30}
 HUGE = {"4.5 GiB": 9 << 29}
 """One tensor that ends far behind what 32 bits can count; the file is sparse, zeros are finite."""
@@ -50,7 +51,7 @@ def main() -> None:
         show_speeds(speeds)
         if options.huge:
             bundles |= {name: make_sparse(root / f"{size}.safetensors", size) for name, size in HUGE.items()}
-        memory = [measure_memory(root, name, path) for name, path in bundles.items()]
+        memory = [measure_memory(root, kind, name, path) for name, path in bundles.items() for kind in KINDS[2:]]
         show_memory(memory)
     accuracy = measure_accuracy() if options.dtypes else []
     if options.json:
@@ -68,8 +69,10 @@ class Ends:
 
     def __enter__(self) -> Self:
         self.receiver, hello = self._start("receiver")
-        self.sender, _ = self._start("sender")
+        self.sender, sender = self._start("sender")
         self.ask(self.sender, "connect", addresses=hello["addresses"])
+        self.ask(self.receiver, "wait", address=sender["address"])
+        self.ask(self.sender, "meet")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -96,7 +99,7 @@ class Ends:
 
     def carry(self, kind: str, run: str, bundle: Path) -> float:
         """Seconds for one bundle, there and acknowledged."""
-        if kind == "ours":
+        if kind in ("ours", "pulled"):
             self.ask(self.receiver, "prepare", run=run, bundle=str(bundle))
         before = self.cpu_seconds()
         os.sync()  # what earlier rounds left for the disk to do is not this one's
@@ -135,18 +138,19 @@ def measure_speed(root: Path, name: str, bundle: Path, rounds: int) -> dict[str,
         **{f"{kind}_mb_s": value for kind, value in speed.items()},
         "ours_to_write": round(speed["ours"] / speed["write"], 3),
         "ours_to_discard": round(speed["ours"] / speed["discard"], 3),
+        "pulled_to_ours": round(speed["pulled"] / speed["ours"], 3),
         "cpu_seconds_per_gb": {kind: round(statistics.median(used) / size * 1e9, 2) for kind, used in ends.cpu.items()},
         "rounds": {kind: [round(size / taken / 1e6, 1) for taken in times] for kind, times in seconds.items()},
     }
 
 
-def measure_memory(root: Path, name: str, bundle: Path) -> dict[str, Any]:
+def measure_memory(root: Path, kind: str, name: str, bundle: Path) -> dict[str, Any]:
     with Ends(root) as ends:
         idle = ends.memory()
-        seconds = ends.carry("ours", f"run-{os.urandom(4).hex()}", bundle)
+        seconds = ends.carry(kind, f"run-{os.urandom(4).hex()}", bundle)
         peak = ends.memory()
     above = {f"{end}_bytes": peak[end]["peak"] - idle[end]["now"] for end in ("sender", "receiver")}
-    return {"size": name, "seconds": round(seconds, 2), **above}
+    return {"size": name, "kind": kind, "seconds": round(seconds, 2), **above}
 
 
 def measure_accuracy() -> list[dict[str, Any]]:
@@ -209,18 +213,20 @@ def digest(path: Path) -> str:
 
 
 def show_speeds(rows: list[dict[str, Any]]) -> None:
-    print(f"{'MB/s':8} {'discard':>9} {'write':>9} {'ours':>9} {'ours/write':>11} {'ours/discard':>13}")
+    titles = " ".join(f"{kind:>9}" for kind in KINDS)
+    print(f"{'MB/s':8} {titles} {'ours/write':>11} {'ours/discard':>13} {'pulled/ours':>12}")
     for row in rows:
         speeds = " ".join(f"{row[f'{kind}_mb_s']:>9}" for kind in KINDS)
-        print(f"{row['size']:8} {speeds} {row['ours_to_write']:>11} {row['ours_to_discard']:>13}")
+        ratios = f"{row['ours_to_write']:>11} {row['ours_to_discard']:>13} {row['pulled_to_ours']:>12}"
+        print(f"{row['size']:8} {speeds} {ratios}")
     print(f"target: ours/write at least {TARGET_RATIO} at 1 GiB")
 
 
 def show_memory(rows: list[dict[str, Any]]) -> None:
-    print(f"\n{'memory above idle, MiB':24} {'sender':>8} {'receiver':>9} {'seconds':>8}")
+    print(f"\n{'memory above idle, MiB':31} {'sender':>8} {'receiver':>9} {'seconds':>8}")
     for row in rows:
         sender, receiver = (row[f"{end}_bytes"] / 2**20 for end in ("sender", "receiver"))
-        print(f"{row['size']:24} {sender:>8.1f} {receiver:>9.1f} {row['seconds']:>8}")
+        print(f"{row['size']:24} {row['kind']:6} {sender:>8.1f} {receiver:>9.1f} {row['seconds']:>8}")
     print(f"target: at most {TARGET_MEMORY >> 20} MiB at each end")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -24,15 +25,21 @@ from fedelmy_launcher.plans import compile_plan, signed_slices
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.plan_file import read_slice
+from fedelmy_node.config.site import Given, load_site_config
+from fedelmy_node.daemon.awaiting import Awaiting
 from fedelmy_node.daemon.inbox import Inbox
+from fedelmy_node.daemon.peers import Peers
+from fedelmy_node.daemon.switchboard import Switchboard
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, run_id
 from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
 from fedelmy_node.identity import keystore
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.rpc import endpoint, services
 from fedelmy_node.rpc.clients import PeerClient
 from fedelmy_node.rpc.dial import open_channel
 from fedelmy_node.rpc.guard import Guard
+from fedelmy_node.rpc.relaying import RELAY_RULES, add_relay
 from fedelmy_node.rpc.serve import make_server
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
@@ -59,6 +66,7 @@ class Receiver:
     """Three real servers with TLS and the real guard: one discards, one writes and syncs, one is ours."""
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._layout = Layout(root / "south")
         self._layout.create()
         self._journal = Journal(self._layout.journal, SOUTH)
@@ -85,6 +93,17 @@ class Receiver:
 
     def hello(self) -> Command:
         return {"addresses": self._addresses}
+
+    def wait(self, address: str) -> Command:
+        """As a site that cannot be called: wait at the sender, and call back."""
+        config = load_site_config(
+            Given(state=self._root / "south", listen=self._addresses["ours"], peers=(f"north={address}",),
+                  direction="pull")
+        )  # fmt: skip
+        peers = Peers(config, SOUTH, LiveIdentity(self._root / "identities" / "south"))
+        self._awaiting = Awaiting(config, self._addresses["ours"], peers, self._journal)
+        self._awaiting.look_again()
+        return {}
 
     def prepare(self, run: str, bundle: str) -> Command:
         """What a site would have journaled before the bundle comes."""
@@ -136,21 +155,39 @@ def _add(servicer: transfer_pb2_grpc.TransferServicer, server: grpc.Server) -> N
 
 
 class Sender:
-    """One connection per server."""
+    """One connection per server; and a node at which the receiver can wait."""
 
     def __init__(self, root: Path) -> None:
         self._identity = keystore.load(root / "identities" / "north")
         self._channels: dict[str, grpc.Channel] = {}
+        self._arrived = threading.Event()
+        self._switchboard = Switchboard(lambda _: self._arrived.set())
+        guard = Guard(RELAY_RULES, BUDGETS, believe=lambda: self._identity.trust)
+        self._server, self._address = make_server(
+            Address("127.0.0.1:0"), self._identity, interceptors=[guard], workers=guard.workers
+        )
+        add_relay(self._server, self._switchboard)
+        self._server.start()
 
     def hello(self) -> Command:
-        return {}
+        return {"address": self._address}
 
     def connect(self, addresses: dict[str, Address]) -> Command:
         for kind, address in addresses.items():
-            channel = open_channel(address, self._identity, expect_role="site", expect_site=SOUTH)
-            grpc.channel_ready_future(channel).result(30)
-            self._channels[kind] = channel
+            self._open(kind, open_channel(address, self._identity, expect_role="site", expect_site=SOUTH))
         return {}
+
+    def meet(self) -> Command:
+        """Connect with the receiver that waits here."""
+        assert self._arrived.wait(30)
+        join, nowhere = self._switchboard.join(SOUTH), Address("127.0.0.1:1/south")
+        assert join is not None
+        self._open("pulled", open_channel(nowhere, self._identity, expect_role="site", expect_site=SOUTH, join=join))
+        return {}
+
+    def _open(self, kind: str, channel: grpc.Channel) -> None:
+        grpc.channel_ready_future(channel).result(30)
+        self._channels[kind] = channel
 
     def send(self, kind: str, run: str, bundle: str, sha256: str) -> Command:
         path, channel = Path(bundle), self._channels[kind]
@@ -160,7 +197,7 @@ class Sender:
             wire_dtype="float32", manifest=manifest,
         )  # fmt: skip
         began = time.perf_counter()
-        if kind == "ours":
+        if kind in ("ours", "pulled"):
             size = PeerClient(channel, "south", 60.0).deliver(Parcel(offer=offer, path=path), lambda _: None).size
         else:
             size = transfer_pb2_grpc.TransferStub(channel).Send(_plain(path)).size

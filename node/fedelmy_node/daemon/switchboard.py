@@ -7,8 +7,8 @@ connection. This node sees how many bytes pass, and nothing else: what they say 
 from __future__ import annotations
 
 import logging
+import os
 import queue
-import secrets
 import socket
 import threading
 import time
@@ -122,7 +122,7 @@ class Switchboard:
             rings.close()
 
     def _join(self, site: SiteName, end: socket.socket, deadline: float) -> None:
-        ring, wanted = secrets.token_hex(16), _Wanted(site, end)
+        ring, wanted = os.urandom(16).hex(), _Wanted(site, end)
         with self._lock:
             rings = self._waiting.get(site)
             if rings is not None:

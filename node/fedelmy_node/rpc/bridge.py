@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 Join = Callable[[socket.socket, float], None]
 """Connects a socket with a site before a deadline (monotonic), or raises why not; either way it is not the caller's
 any more, and closed when it is of no use."""
-CHUNK_BYTES: Final = 512 << 10
+CHUNK_BYTES: Final = 256 << 10
+"""At most so much in one message: less takes more work, and more is lost with a link that breaks."""
 _JOIN_SECONDS: Final = 10.0
 
 
