@@ -21,11 +21,12 @@ from doors import Door, describe, member
 from pulled import NORTH, SOUTH, Relay, Waiter
 
 from fedelmy_launcher import authority
-from fedelmy_node.daemon import switchboard
+from fedelmy_node.daemon import awaiting, switchboard
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import FedelmyError, IdentityError, PeerError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.rpc.bridge import CHUNK_BYTES
 from fedelmy_node.rpc.clients import OperatorClient
 from fedelmy_node.rpc.dial import open_channel, probe
 from fedelmy_node.rpc.faults import map_errors
@@ -252,6 +253,20 @@ def test_only_the_site_that_was_rung_may_answer(scene: Scene) -> None:
         talk.hear()
 
 
+def test_a_message_that_is_too_large_ends_the_connection(scene: Scene, echo: Echo) -> None:
+    """It would have to be kept here for as long as the other end does not read."""
+    scene.wait(echo.address)
+    stub = scene.stub(scene.operator)
+    talk = reach(stub)
+    talk.say(bytes(2 * CHUNK_BYTES))
+    heard = 0
+    while heard < 2 * CHUNK_BYTES:
+        heard += len(talk.hear())
+    talk.say(bytes(2 * CHUNK_BYTES + 1))
+    with pytest.raises(PeerError, match="E-PEER-PROTOCOL"):
+        talk.hear()
+
+
 def test_operators_do_not_wait_to_be_called(scene: Scene) -> None:
     with pytest.raises(FedelmyError, match="E-IDENTITY-ROLE"), map_errors("north"):
         next(scene.stub(scene.operator).Await(relay_pb2.AwaitRequest(), timeout=60))
@@ -276,7 +291,7 @@ def test_a_flood_of_rings_is_answered_within_bounds(scene: Scene, echo: Echo) ->
     highest, deadline = 0, time.monotonic() + 60
     while rings._queue.qsize() and time.monotonic() < deadline:
         highest = max(highest, sum(thread.name == "call-back" for thread in threading.enumerate()))
-    assert 0 < highest <= 64
+    assert 0 < highest <= awaiting._CALLS_AT_ONCE
     settled(lambda: sum(thread.name == "call-back" for thread in threading.enumerate()), 0)
     reach(scene.stub(scene.operator)).end()
 
@@ -313,6 +328,7 @@ def test_budgets_leave_a_site_room_for_the_relay_itself() -> None:
     answers, relays = RELAY_BUDGETS["answers"], RELAY_BUDGETS["relays"]
     assert answers.share >= relays.at_once + 8 and answers.at_once > answers.share
     assert answers.per_second >= 8 * relays.per_second
+    assert answers.share == awaiting._CALLS_AT_ONCE
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])

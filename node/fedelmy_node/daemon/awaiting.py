@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _FIRST_WAIT_SECONDS: Final = 0.25
 _LONGEST_WAIT_SECONDS: Final = 5.0
 """Nobody can hurry this site: a node that returns is found by looking for it."""
-_CALLS_AT_ONCE: Final = 64
+_CALLS_AT_ONCE: Final = 48
 """Of one place, as many as it would take: more rings than that are not answered."""
 _CONNECT_SECONDS: Final = 10.0
 _AFTERWARDS_SECONDS: Final = 86_400.0

@@ -13,7 +13,7 @@ from grpc import ServicerContext as Context
 from fedelmy_node.domain.names import SiteName, site_name
 from fedelmy_node.errors import ConfigError, FedelmyError, PeerError
 from fedelmy_node.rpc.again import Again
-from fedelmy_node.rpc.bridge import Line
+from fedelmy_node.rpc.bridge import CHUNK_BYTES, Line
 from fedelmy_node.rpc.guard import Rule, caller, recheck
 from fedelmy_node.rpc.quotas import Budget
 from fedelmy_proto.v1 import relay_pb2, relay_pb2_grpc
@@ -27,13 +27,15 @@ RELAY_RULES: Final[Mapping[str, Rule]] = {
 }
 RELAY_BUDGETS: Final[Mapping[str, Budget]] = {
     "awaiting": Budget(at_once=64, share=2, per_second=1, burst=30),
-    "answers": Budget(at_once=96, share=64, per_second=50, burst=500),
-    "relays": Budget(at_once=48, share=16, per_second=5, burst=100),
+    "answers": Budget(at_once=64, share=48, per_second=50, burst=500),
+    "relays": Budget(at_once=32, share=16, per_second=5, burst=100),
 }
 """A run's neighbour holds one connection to watch and one per hand-over, an operator two. Every call that is relayed is
 answered by another one; a site's share of answers is larger than all that is relayed, and so is their rate, so that
 callers who flood a site do not keep this node itself from it."""
 _MAX_RING: Final = 64
+_MAX_DATA: Final = 2 * CHUNK_BYTES
+"""Whoever reads slowly is carried all the same, so what waits for it here must be little."""
 
 
 class Rings(Protocol):
@@ -95,6 +97,8 @@ def _carried(
     def incoming() -> Iterator[bytes]:
         try:
             for message in messages:
+                if len(message.data) > _MAX_DATA:
+                    raise PeerError("E-PEER-PROTOCOL", f"a message carries more than {_MAX_DATA} bytes")
                 look()
                 yield message.data
         except FedelmyError as error:
