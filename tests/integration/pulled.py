@@ -29,13 +29,13 @@ RETURN_SECONDS = 30.0
 class Relay:
     """The node of north as far as callers of waiting sites need it: real guard, rules, budgets and server."""
 
-    def __init__(self, identity: Identity | None, listen: str = "127.0.0.1:0", budgets: Any = RELAY_BUDGETS) -> None:
+    def __init__(self, identity: Identity | None, listen: str = "127.0.0.1:0", stall_seconds: float = 60.0) -> None:
         self.arrivals = threading.Condition()
         self.arrived: list[SiteName] = []
         self.trust = identity.trust if identity else None
         self.switchboard = Switchboard(self._note)
         believe = None if identity is None else lambda: self.trust
-        self.guard = Guard(RELAY_RULES, budgets, believe=believe)  # type: ignore[arg-type]
+        self.guard = Guard(RELAY_RULES, RELAY_BUDGETS, believe=believe, stall_seconds=stall_seconds)  # type: ignore[arg-type]
         self.server, self.address = make_server(
             Address(listen), identity, interceptors=[self.guard], workers=self.guard.workers
         )

@@ -265,6 +265,24 @@ def test_a_link_that_dies_before_the_receipt_is_found_by_keep_alive(
             node.stop()
 
 
+def test_a_site_that_waits_behind_a_dead_link_is_forgotten_and_returns(
+    south: South, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither end hears of it: both find out by keep-alive, and south waits again as soon as there is a link."""
+    short_pings(monkeypatch, factor=20)
+    with PulledLink(south.address, identities) as link:
+        link.black_hole()
+        relay = link.relay
+        deadline = time.monotonic() + 40
+        while relay.switchboard.join(SiteName("south")) is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        link.release()
+        deliver_until_received(link, identities, parcel)  # waits until it is there
+        received_once(south, bundle)
+        assert len(relay.arrived) >= 2
+
+
 def idle_states(address: Address, identities: Identities, seconds: float) -> list[grpc.ChannelConnectivity]:
     """What becomes of a connection that nobody uses."""
     states: list[grpc.ChannelConnectivity] = []

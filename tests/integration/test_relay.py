@@ -19,9 +19,12 @@ import grpc
 import pytest
 from doors import Door, describe, member
 from pulled import NORTH, SOUTH, Relay, Waiter
+from serving import lay_down, serving
 
 from fedelmy_launcher import authority
+from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon import awaiting, switchboard
+from fedelmy_node.daemon.node import Node
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import FedelmyError, IdentityError, PeerError
 from fedelmy_node.identity import keystore
@@ -65,11 +68,11 @@ class Echo:
 class Scene:
     """North relays, south waits there; keys of one federation of their own."""
 
-    def __init__(self, ca: Path, south: Identity) -> None:
+    def __init__(self, ca: Path, south: Identity, stall_seconds: float = 60.0) -> None:
         self.ca = ca
         self.north, self.south = member(ca, "north"), south
         self.operator = keystore.load(ca / "operator")
-        self.relay = Relay(self.north)
+        self.relay = Relay(self.north, stall_seconds=stall_seconds)
         self.running = ExitStack()
         self.running.callback(self.relay.stop)
 
@@ -424,6 +427,35 @@ def test_a_revoked_site_is_not_rung(scene: Scene) -> None:
     assert time.monotonic() - began < switchboard._ANSWER_SECONDS / 2
     with pytest.raises(IdentityError, match="E-IDENTITY-REVOKED"), map_errors("north"):
         next(rings)
+
+
+def test_who_does_not_read_is_cut_off(own_ca: Path) -> None:
+    """An end that takes nothing would keep its places, and what was sent to it, for as long as it likes."""
+    scene = Scene(own_ca, member(own_ca, "south"), stall_seconds=1.0)
+    with scene.running:
+        rings = scene.stub(scene.south).Await(relay_pb2.AwaitRequest(), timeout=120)
+        next(rings)
+        caller: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=lambda: caller.put(reach(scene.stub(scene.operator))), daemon=True).start()
+        deaf = Talk(scene.stub(scene.south).Answer, Carried(ring=next(rings).id))
+        talk = caller.get(timeout=30)
+        for _ in range(100):
+            talk.say(bytes(CHUNK_BYTES))
+        settled(lambda: scene.relay.guard.calls()["relays"] + scene.relay.guard.calls()["answers"], 0, seconds=20)
+        deaf.end()
+
+
+def test_an_operator_whom_the_relay_does_not_list_is_not_connected(scene: Scene, tmp_path: Path) -> None:
+    """West is a whole node, with a list of its own; what south thinks of the operator does not matter there."""
+    west = member(scene.ca, "west")
+    lay_down(tmp_path / "w", west)
+    (tmp_path / "w" / "site.toml").write_text('[consent]\noperators = ["alice"]\n')
+    node = Node(load_site_config(Given(state=tmp_path / "w", listen="127.0.0.1:0", data="digits")))
+    with serving(node):
+        with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*does nothing for operator"):
+            open_channel(Address(f"{node.address}/south"), scene.operator, expect_role="site", expect_site=SOUTH)
+        with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*does not wait here"):
+            open_channel(Address(f"{node.address}/south"), scene.north, expect_role="site", expect_site=SOUTH)
 
 
 def test_a_relay_that_shuts_down_does_not_wait_for_those_who_speak(scene: Scene, echo: Echo) -> None:

@@ -15,6 +15,7 @@ from fedelmy_node.daemon import switchboard as module
 from fedelmy_node.daemon.switchboard import Switchboard
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.errors import FedelmyError
+from fedelmy_node.rpc.calling import Calling, answering
 from fedelmy_node.store.audit import Act
 
 SOUTH, WEST = SiteName("south"), SiteName("west")
@@ -39,14 +40,15 @@ def board() -> Iterator[Board]:
 class Caller:
     """Somebody who wants a site: `outcome` is what became of it."""
 
-    def __init__(self, board: Switchboard, site: SiteName = SOUTH) -> None:
+    def __init__(self, board: Switchboard, site: SiteName = SOUTH, who: str = "operator/o") -> None:
         self._outcome: SimpleQueue[Any] = SimpleQueue()
-        self._board, self._site = board, site
+        self._board, self._site, self._who = board, site, who
         threading.Thread(target=self._call, daemon=True).start()
 
     def _call(self) -> None:
         try:
-            self._outcome.put(self._board.reach(self._site))
+            with answering(Calling(self._who)):
+                self._outcome.put(self._board.reach(self._site))
         except FedelmyError as error:
             self._outcome.put(error)
 
@@ -81,6 +83,27 @@ def test_who_does_not_wait_is_not_reached_and_nothing_is_written_down(board: Boa
     assert error.code == "E-PEER-UNREACHABLE" and "does not wait here" in error.message
     assert 'direction = "pull"' in error.hint
     assert board.acts == []
+
+
+def test_a_caller_is_written_down_once_in_a_while(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are many, and the audit log forgets its oldest lines when it is full."""
+    monkeypatch.setattr(module, "_NOTED", 3)
+    rings = iter(board.rings(SOUTH))
+
+    def call(who: str) -> None:
+        caller = Caller(board, who=who)
+        theirs = board.answer(SOUTH, next(rings))
+        talk(caller.outcome(), theirs)
+
+    for who in ("operator/a", "operator/a", "operator/b", "operator/a"):
+        call(who)
+    assert len(board.acts) == 2
+    monkeypatch.setattr(module, "_NOTED_SECONDS", 0.0)
+    call("operator/a")
+    assert len(board.acts) == 3
+    for number in range(5):
+        call(f"site/s-{number}")
+    assert len(board._noted) == 3
 
 
 def test_a_ring_that_nobody_answers_ends(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:

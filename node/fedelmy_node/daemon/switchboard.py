@@ -20,6 +20,7 @@ from typing import Final
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.errors import PeerError
 from fedelmy_node.rpc.bridge import Join, connected
+from fedelmy_node.rpc.calling import calling
 from fedelmy_node.store.audit import Act, Record, silent
 
 __all__ = ["Switchboard"]
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_SECONDS: Final = 10.0
 """A site that listens calls back at once; one that does not may have lost its connection without knowing it."""
+_NOTED_SECONDS: Final = 60.0
+"""Of the same caller and site, one line of the audit log; an operator who looks makes many calls."""
+_NOTED: Final = 4096
 
 
 class _Rings:
@@ -71,6 +75,8 @@ class Switchboard:
         self._lock = threading.Lock()
         self._waiting: dict[SiteName, _Rings] = {}
         self._wanted: dict[str, _Wanted] = {}
+        self._noted: dict[tuple[str, SiteName], float] = {}
+        """When a caller was last written down with a site; the oldest first."""
         self._closed = False
 
     def rings(self, site: SiteName) -> _Rings:
@@ -99,7 +105,7 @@ class Switchboard:
         """For whoever calls this node to be connected with `site`: the end that is joined with it."""
         if self.join(site) is None:  # looked at first: what is not done need not be written down
             raise _not_waiting(site)
-        self._record(Act(act="call-relayed", facts={"to": f"site/{site}"}, must=False))
+        self._note(site)
         return connected(partial(self._join, site), time.monotonic() + _ANSWER_SECONDS)
 
     def answer(self, site: SiteName, ring: str) -> socket.socket:
@@ -138,6 +144,18 @@ class Switchboard:
             end.close()
             reason = "stopped waiting here" if wanted.settled.is_set() else "waits here but does not call back"
             raise PeerError("E-PEER-UNREACHABLE", f"{site} {reason}")
+
+    def _note(self, site: SiteName) -> None:
+        key, now = (calling().who, site), time.monotonic()
+        with self._lock:
+            noted = now - self._noted.get(key, float("-inf")) < _NOTED_SECONDS
+            if not noted:
+                self._noted.pop(key, None)
+                self._noted[key] = now
+                if len(self._noted) > _NOTED:
+                    del self._noted[next(iter(self._noted))]
+        if not noted:
+            self._record(Act(act="call-relayed", facts={"to": f"site/{site}"}, must=False))
 
     def _left(self, site: SiteName, rings: _Rings) -> None:
         with self._lock:
