@@ -37,7 +37,7 @@ Identities = Mapping[str, Identity]
 Serve = Callable[..., Address]
 CONVERSATION_BYTES = 32_000
 """What a connection costs besides blocks: two handshakes, Begin, headers, frames."""
-PULLED_BYTES = 96_000
+PULLED_BYTES = 64_000
 """The same of a connection that is called back: each of the two is carried by another one, which begins with two
 handshakes, too; and south begins to wait again."""
 CARRIED = 1.02
