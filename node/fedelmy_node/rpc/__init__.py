@@ -4,6 +4,8 @@
     preflight   who is at an address: a TLS handshake that names what is wrong; `reaching` is the connection below it,
                 `server_names` what is asked for
     dial        the one place that makes channels
+    bridge      connections to sites that cannot be called, carried by calls; relaying: the node at which they wait;
+                awaiting: what they ask of it
     serve       the one place that makes servers
     guard       who may call what: one interceptor on every server
     quotas      how much of the node one caller may have; inflow: what it sends must keep coming
