@@ -69,7 +69,7 @@ class Handover:
 
 
 UNASKED: Final = "not asked"
-"""Of a site that cannot be called, and has its plan in hand."""
+"""Of a site that cannot be called, and has its plan as a file."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -30,7 +30,7 @@ __all__ = ["plan"]
 def plan(federation: Path, out: Path, run_name: str | None, identity: Path, insecure: bool, as_json: bool) -> None:
     """Write the plan of a run of FEDERATION (default: federation.toml) as files, one per site, and ask nobody.
 
-    For sites that you cannot call, or that want the plan in hand. Each file is signed; send it in any way. The site's
+    For sites that you cannot call, or that want the plan as a file. Each is signed; send it in any way. The site's
     administrator accepts it with `fedelmy-node runs accept FILE`; `fedelmy-launch run --plan DIRECTORY` then starts
     the run. Sites that you can call need no file: `run` asks them as ever.
 

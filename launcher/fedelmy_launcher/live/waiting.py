@@ -50,7 +50,7 @@ def doing_sentence(progress: RunProgress, site: SiteProgress, now: float) -> str
 
 def _absent(site: SiteProgress) -> list[str]:
     if site.state == UNASKED:
-        return ["has its plan in hand, and cannot be asked", "cannot be asked"]
+        return ["has its plan as a file, and cannot be asked", "cannot be asked"]
     answer = "does not know the run" if site.state == "unknown" else "no answer" if site.silent or site.gone else ""
     if site.skipped:
         return [f"skipped, {answer}", "skipped"] if answer else ["skipped"]

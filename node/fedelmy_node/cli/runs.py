@@ -163,8 +163,9 @@ def _edge_state(edge: EdgeReport, report: RunReport) -> str:
 def accept_run(file: Path, yes: bool, state: Path, as_json: bool) -> None:
     """Take part in the run of FILE, a plan that an operator has signed and sent: show what it asks, and ask.
 
-    For sites that the operator cannot call, or that want the plan in hand. It is checked as if the operator had asked:
-    signature, consent, data, disk, neighbours. Without your yes it stays pending, and can be approved or refused later.
+    For sites that the operator cannot call, or that want the plan as a file. It is checked as if the operator had
+    asked: signature, consent, data, disk, neighbours. Without your yes it stays pending, and can be approved or refused
+    later.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""A site's part of a plan as it is signed; and as a file, for sites that cannot be called or want it in hand.
+"""A site's part of a plan as it is signed; and as a file, for sites that cannot be called or want it so.
 
 What is signed stands in the file as text, so that whoever is asked to accept it can read it.
 """

@@ -71,7 +71,7 @@ _DESCRIBED_RUNS: Final = 100
 
 
 class Node:
-    """Answers the four services and owns everything behind them."""
+    """Answers Control, Peer, Transfer and Admin, and owns everything behind them; its switchboard answers Relay."""
 
     def __init__(self, config: SiteConfig) -> None:
         self._config = config
