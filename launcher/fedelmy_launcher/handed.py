@@ -63,9 +63,11 @@ def with_handed_id(plan: Plan, directory: Path) -> Plan:
 
 
 def known_sites(names: Collection[str], plan: Plan) -> set[SiteName]:
-    """Sites by name, all of them in the plan."""
-    sites = {site_name(name) for name in names}
-    unknown = sites - {site.site for site in plan.sites}
-    if unknown:
-        raise ConfigError("E-CONFIG-VALUE", f"the federation has no site {', '.join(sorted(unknown))}")
+    """Sites that are not asked, by name: all of them in the plan, and at least one is left that is told to start."""
+    sites, members = {site_name(name) for name in names}, {site.site for site in plan.sites}
+    if sites - members:
+        raise ConfigError("E-CONFIG-VALUE", f"the federation has no site {', '.join(sorted(sites - members))}")
+    if sites == members:
+        hint = "Leave --accepted away for a site that you can call: the others begin when they hear of it."
+        raise ConfigError("E-CONFIG-VALUE", "no site is left that could be told to start the run", hint=hint)
     return sites
