@@ -24,7 +24,7 @@ from fedelmy_node.errors import FedelmyError, PeerError
 from fedelmy_node.rpc.faults import map_errors
 from fedelmy_proto.v1 import relay_pb2, relay_pb2_grpc
 
-__all__ = ["Join", "Line", "Bridge", "BridgedChannel", "connected", "reach_through", "answer_through"]
+__all__ = ["CHUNK_BYTES", "Join", "Line", "Bridge", "BridgedChannel", "connected", "reach_through", "answer_through"]
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,6 @@ RELAY_BUDGETS: Final[Mapping[str, Budget]] = {
 """A run's neighbour holds one connection to watch and one per hand-over, an operator two. Every call that is relayed is
 answered by another one; a site's share of answers is larger than all that is relayed, and so is their rate, so that
 callers who flood a site do not keep this node itself from it."""
-_MAX_RING: Final = 64
 _MAX_DATA: Final = 2 * CHUNK_BYTES
 """Whoever reads slowly is carried all the same, so what waits for it here must be little."""
 
@@ -67,7 +66,7 @@ class _Relay(relay_pb2_grpc.RelayServicer):
             yield relay_pb2.Ring(id=ring)
 
     def Answer(self, request_iterator: Iterator[relay_pb2.Carried], context: Context) -> Iterator[relay_pb2.Carried]:
-        ring = _first(request_iterator).ring[:_MAX_RING]
+        ring = _first(request_iterator).ring
         end = self._handler.answer(SiteName(caller(context).name), ring)
         yield from _carried(end, request_iterator, context)
 
