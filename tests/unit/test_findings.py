@@ -159,7 +159,8 @@ def test_nobody_is_dialled_whom_the_site_did_not_agree_to(tmp_path: Path, monkey
     """An operator could otherwise look around in a site's network by asking about plans."""
     dialled: list[str] = []
     monkeypatch.setattr(
-        "fedelmy_node.daemon.examination.plan.examine_peer", lambda peer, me: iter(dialled.append(str(peer)) or ())
+        "fedelmy_node.daemon.examination.plan.examine_peer",
+        lambda peer, me, join: iter(dialled.append(str(peer)) or ()),
     )
     config = load_site_config(
         Given(state=tmp_path, site="south", peers=("west=127.0.0.1:7",), data="digits", insecure=True)

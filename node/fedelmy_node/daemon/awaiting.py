@@ -162,7 +162,7 @@ class _Post:
             self._flooded = True
             return
         self._flooded = False
-        threading.Thread(target=self._answer, args=(ring,), name="call-back", daemon=True).start()
+        threading.Thread(target=self._answer, args=(ring,), name="calling back", daemon=True).start()
 
     def _answer(self, ring: str) -> None:
         """On a connection of its own, so that no other one can break it."""
