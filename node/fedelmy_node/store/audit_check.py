@@ -179,7 +179,8 @@ def _follows(root: Path) -> bool:
                 fcntl.flock(file, fcntl.LOCK_SH)
         except FileNotFoundError:
             return True  # forgotten meanwhile: somebody is writing
-    return current.exists()
+    # If another one was put aside meanwhile, the next is about to follow again.
+    return current.exists() or audit_files(root)[:-1] != aside
 
 
 def _opened(root: Path) -> list[tuple[BinaryIO, int]]:
