@@ -144,7 +144,7 @@ def test_a_probe_has_its_exit_codes(bed: Bed, run: str) -> None:
     assert site.node("health", "--quiet", "--service", "transfer").ok().out == ""
     found = site.node("health", "--json").ok().json
     assert {service["name"] for service in found["services"] if service["serving"]} == {
-        "", "fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Transfer",
+        "", "fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Relay", "fedelmy.v1.Transfer",
     }  # fmt: skip
     assert found["version"] and 0 < found["free_bytes"] <= found["total_bytes"]
     assert site.stop() == 0

@@ -74,7 +74,7 @@ def probe(state: Path, *arguments: str) -> tuple[int, str]:
 
 
 def test_health_on_the_network(running: Running, identities: Mapping[str, Identity]) -> None:
-    for service in ("", "fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Transfer"):
+    for service in ("", "fedelmy.v1.Control", "fedelmy.v1.Peer", "fedelmy.v1.Relay", "fedelmy.v1.Transfer"):
         assert check(running, identities["operator"], service) == SERVING
 
 
@@ -88,7 +88,7 @@ def test_a_full_disk_stops_transfers_alone(
     running: Running, state: Path, identities: Mapping[str, Identity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vitals.Vitals, "disk", lambda _: (1_000_000, 10_000_000_000))
-    for service, serving in (("Control", True), ("Peer", True), ("Transfer", False)):
+    for service, serving in (("Control", True), ("Peer", True), ("Relay", True), ("Transfer", False)):
         expected = SERVING if serving else NOT_SERVING
         assert check(running, identities["operator"], f"fedelmy.v1.{service}") == expected
     assert check(running, identities["operator"], "") == NOT_SERVING

@@ -2,7 +2,8 @@
 
 One place says it, to whoever asks in whichever way: gRPC health, `fedelmy-node health`, the metrics.
 
-    Control, Peer   work as long as the executor lives, the node does not shut down, and others believe its certificate
+    Control, Peer,
+    Relay           work as long as the executor lives, the node does not shut down, and others believe its certificate
     Transfer        needs all that, and room on a disk that can be written
     ""              the node: all of them
 """
@@ -29,7 +30,7 @@ from fedelmy_node.training.data import parse_source
 __all__ = ["Vitals"]
 
 _LITTLE_BYTES: Final = 1_000_000_000
-_CONTROL, _PEER, _TRANSFER = (f"fedelmy.v1.{name}" for name in ("Control", "Peer", "Transfer"))
+_CONTROL, _PEER, _RELAY, _TRANSFER = (f"fedelmy.v1.{name}" for name in ("Control", "Peer", "Relay", "Transfer"))
 
 
 class Vitals:
@@ -60,7 +61,7 @@ class Vitals:
         """Every service by its name in gRPC health, the node itself last."""
         node = self._standing() or self._disbelief()
         disk = node or self._disk_problem()
-        found = {_CONTROL: node, _PEER: node, _TRANSFER: disk, "": disk}
+        found = {_CONTROL: node, _PEER: node, _RELAY: node, _TRANSFER: disk, "": disk}
         return tuple(ServiceHealth(name=name, serving=not why, reason=why) for name, why in found.items())
 
     def truth(self) -> dict[str, bool]:
