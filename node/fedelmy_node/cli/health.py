@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["health", "health_lines"]
 
-_SERVICES = ("control", "peer", "transfer")
+_SERVICES = ("control", "peer", "relay", "transfer")
 
 
 @click.command()
@@ -32,9 +32,9 @@ _SERVICES = ("control", "peer", "transfer")
 def health(service: str | None, quiet: bool, state: Path, as_json: bool) -> int:
     """Ask the daemon of this state directory whether it is well.
 
-    The node is well if all its services work: control (operators), peer (neighbours) and transfer (bundles, which
-    need room on the disk). Warnings do not count: a certificate that expires soon, a run that waits for you, little
-    disk, data that are not there.
+    The node is well if all its services work: control (operators), peer (neighbours), relay (sites that cannot be
+    called) and transfer (bundles, which need room on the disk). Warnings do not count: a certificate that expires soon,
+    a run that waits for you, little disk, data that are not there.
 
     Exit code 0: it is well; 1: it answers, but is not; 7: nothing answers.
 
