@@ -293,9 +293,9 @@ def test_a_flood_of_rings_is_answered_within_bounds(scene: Scene, echo: Echo) ->
         rings.ring(f"{number:032x}")  # nobody waits for these answers
     highest, deadline = 0, time.monotonic() + 60
     while rings._queue.qsize() and time.monotonic() < deadline:
-        highest = max(highest, sum(thread.name == "call-back" for thread in threading.enumerate()))
+        highest = max(highest, sum(thread.name == "calling back" for thread in threading.enumerate()))
     assert 0 < highest <= awaiting._CALLS_AT_ONCE
-    settled(lambda: sum(thread.name == "call-back" for thread in threading.enumerate()), 0)
+    settled(lambda: sum(thread.name == "calling back" for thread in threading.enumerate()), 0)
     reach(scene.stub(scene.operator)).end()
 
 
