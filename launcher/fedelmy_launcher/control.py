@@ -219,7 +219,7 @@ def prepare_run(sites: Sites, plan: Plan) -> dict[SiteName, RunReport]:
                 f"{problem.hint} The run exists: `fedelmy-launch run --attach {plan.run}` follows it without this site."
             )
             raise type(problem)(problem.code, problem.message, hint=hint)
-        raise problem
+        raise _not_started(problem)
     known, unknown = sites.reports(plan.run)
     plan = replace(plan, plan_id=plan.plan_id or _plan_id(known.values()))
     is_new = all(report.state in (RunState.CANCELLED, RunState.EXPIRED) for report in known.values())
@@ -229,7 +229,7 @@ def prepare_run(sites: Sites, plan: Plan) -> dict[SiteName, RunReport]:
         # A run that exists is never ended by an attempt to follow it, unless a person has refused it.
         if is_new or any(refusal.error.code == "E-CONSENT-REFUSED" for refusal in refusals):
             withdraw(sites, plan.run, plan.plan_id, "another site refused", accepted)
-        raise refused(refusals)
+        raise _not_started(refused(refusals)) if is_new else refused(refusals)
     reports, unheard = sites.reports(plan.run)
     if unheard:
         raise refused(unheard)
@@ -275,4 +275,12 @@ def refused(refusals: list[Refusal], hint: str | None = None) -> FedelmyError:
         text = only.error.message if only.site in only.error.message else f"{only.site}: {only.error.message}"
         return type(only.error)(only.error.code, text, hint=only.error.hint)
     lines = [f"{refusal.site}: {refusal.error}\n    {refusal.error.hint}" for refusal in refusals]
-    return RunError("E-RUN-REFUSED", "\n  ".join([f"{len(refusals)} sites refused:", *lines]), hint=hint)
+    summary = f"{len(refusals)} sites refused or did not answer:"
+    return RunError("E-RUN-REFUSED", "\n  ".join([summary, *lines]), hint=hint)
+
+
+def _not_started(problem: FedelmyError) -> FedelmyError:
+    """The same, saying that nothing was started; several refusals under one code say so already."""
+    if problem.code == "E-RUN-REFUSED":
+        return problem
+    return type(problem)(problem.code, problem.message, hint=f"{problem.hint} Nothing was started.")

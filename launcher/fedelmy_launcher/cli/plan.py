@@ -56,4 +56,4 @@ def plan(federation: Path, out: Path, run_name: str | None, identity: Path, inse
     for site, path in written.items():
         click.echo(f"  {site:<16} {path}")
     click.echo("\nAt a site that you cannot call:  fedelmy-node runs accept FILE")
-    click.echo(f"Then, for each of these:         fedelmy-launch run {federation} --plan {out} --accepted SITE")
+    click.echo(f"Then, once for all of these:     fedelmy-launch run {federation} --plan {out} --accepted SITE ...")

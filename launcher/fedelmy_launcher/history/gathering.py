@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from fedelmy_launcher.control import OTHER_RUNS, Refusal, Sites, refused
+from fedelmy_launcher.control import ASK_AGAIN, OTHER_RUNS, Refusal, Sites, refused
 from fedelmy_launcher.discovery import discover, reported_run
 from fedelmy_launcher.history import RunHistory
 from fedelmy_launcher.listening import check_source
@@ -32,7 +32,7 @@ def gather_history(sites: Sites, run: RunId) -> tuple[RunHistory, dict[SiteName,
     if not found:
         if any(refusal.error.code == "E-RUN-UNKNOWN" for refusal in refusals):
             raise RunError("E-RUN-UNKNOWN", f"no site that answers knows run {run}", hint=OTHER_RUNS)
-        raise refused(refusals)
+        raise refused(refusals, ASK_AGAIN)
     history = RunHistory(reported_run(run, found))
     # Asked again over connections that stand: so the answers' clocks can be compared with ours.
     before = time.time()
