@@ -189,12 +189,23 @@ def _agree(client: AdminClient, run: RunId, state: Path, *, yes: bool, as_json: 
         for line in report_lines(report, state_flag(state), waits=not yes):
             click.echo(line)
     if report.state == "pending" and not yes:
-        click.confirm("Does this site take part?", abort=True)
+        _confirm_part(report.run)
     now = client.approve(report.run, report.plan_sha256)
     if as_json:
         emit_json({"run": report.run, "state": now, "asked": list(report.asked)})
     else:
         click.echo(f"This site takes part: run {report.run} is {now}. Nothing more to do: the operator starts it.")
+
+
+def _confirm_part(run: RunId) -> None:
+    """Ask. Without a yes the run is still there, so the general "nothing was done" would leave out that it waits."""
+    try:
+        click.confirm("Does this site take part?", abort=True)
+    except click.Abort as abort:
+        if isinstance(abort.__context__, KeyboardInterrupt):
+            raise
+        click.echo(f"Not confirmed: run {run} stays pending.", err=True)
+        raise SystemExit(1) from abort
 
 
 @runs.command("approve")

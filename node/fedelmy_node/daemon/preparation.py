@@ -126,7 +126,8 @@ class Preparation:
 
     def _check_consent(self, plan: Slice, operator: str) -> None:
         if plan.site != self._site:
-            raise IdentityError("E-IDENTITY-SITE", f"the plan is for site {plan.site}, this is {self._site}")
+            hint = "Ask the operator for this site's plan; compare the names in federation.toml and the certificates."
+            raise IdentityError("E-IDENTITY-SITE", f"the plan is for site {plan.site}, this is {self._site}", hint=hint)
         check_listed(self._config.consent, self._site, operator)
         if self._config.data is None:
             raise DataError(
