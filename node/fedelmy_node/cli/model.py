@@ -104,7 +104,8 @@ def evaluate(run: str | None, data: str | None, state: Path, as_json: bool) -> N
             click.echo(f"  {name:<18} {result[name]:.4f}")
     for name, row in result["classes"].items():
         values = "  ".join(f"{key} {row[key]:.4f}" for key in ("sensitivity", "specificity") if row[key] is not None)
-        click.echo(f"  class {name:<16} {row['tp'] + row['fn']:>6} samples  {values}")
+        count = row["tp"] + row["fn"]
+        click.echo(f"  class {name:<16} {count:>6} {'sample ' if count == 1 else 'samples'}  {values}")
 
 
 @model.command()

@@ -276,7 +276,8 @@ def _metrics_address(text: str) -> Address | None:
 
 def _existing(path: Path | None) -> Path | None:
     if path is not None and not path.is_file():
-        raise DataError("E-DATA-INDICES", "there is no such indices file", private=str(path))
+        hint = "Correct the path; `fedelmy-launch partition` writes such files."
+        raise DataError("E-DATA-INDICES", "there is no such indices file", private=str(path), hint=hint)
     return None if path is None else path.absolute()
 
 

@@ -103,7 +103,7 @@ class Vitals:
             return "no --data: every run will be refused (E-DATA-SOURCE)", ""
         path = parse_source(self._config.data).path
         if path is not None and not path.exists():
-            return "the data do not exist: every run will be refused (E-DATA-MISSING)", str(path)
+            return "the data do not exist, see --data: every run will be refused (E-DATA-MISSING)", str(path)
         return "", ""
 
     def _disbelief(self) -> str:

@@ -77,6 +77,9 @@ def make_local_server(socket_path: Path, *, interceptors: Sequence[grpc.ServerIn
 
 def open_local_channel(socket_path: Path) -> grpc.Channel:
     """A channel to the daemon of this state directory, which must be running; the caller closes it."""
+    if not socket_path.parent.is_dir():
+        hint = "There is no such state directory: name the site's with --state."
+        raise StoreError("E-STORE-DAEMON", "no daemon answers", private=str(socket_path), hint=hint)
     target = _local_target(socket_path)
     if not _somebody_listens(socket_path):
         raise StoreError("E-STORE-DAEMON", "no daemon answers", private=str(socket_path))
