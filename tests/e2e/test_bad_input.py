@@ -233,6 +233,8 @@ def test_site_toml_mistakes(bed: Bed, tmp_path: Path) -> None:
 def test_administration_needs_a_daemon(tmp_path: Path) -> None:
     done = run("fedelmy_node", "runs", "list", "--state", str(tmp_path)).failed("E-STORE-DAEMON", 7)
     assert "fedelmy-node serve" in done.err
+    typo = run("fedelmy_node", "runs", "list", "--state", str(tmp_path / "nort")).failed("E-STORE-DAEMON", 7)
+    assert "name the site's with --state" in typo.err
 
 
 def test_another_federations_operator_is_refused(bed: Bed, tmp_path: Path) -> None:

@@ -77,13 +77,23 @@ def make_local_server(socket_path: Path, *, interceptors: Sequence[grpc.ServerIn
 
 def open_local_channel(socket_path: Path) -> grpc.Channel:
     """A channel to the daemon of this state directory, which must be running; the caller closes it."""
-    if not socket_path.parent.is_dir():
-        hint = "There is no such state directory: name the site's with --state."
-        raise StoreError("E-STORE-DAEMON", "no daemon answers", private=str(socket_path), hint=hint)
     target = _local_target(socket_path)
     if not _somebody_listens(socket_path):
-        raise StoreError("E-STORE-DAEMON", "no daemon answers", private=str(socket_path))
+        missing = "There is no such state directory: name the site's with --state."
+        hint = missing if _is_missing(socket_path.parent) else None
+        raise StoreError("E-STORE-DAEMON", "no daemon answers", private=str(socket_path), hint=hint)
     return grpc.insecure_channel(target, CHANNEL_OPTIONS)
+
+
+def _is_missing(directory: Path) -> bool:
+    """Not there; one that this user may not look at is no missing one."""
+    try:
+        directory.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _server(interceptors: Sequence[grpc.ServerInterceptor], workers: int) -> grpc.Server:
