@@ -142,7 +142,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-DATA-FORMAT": Entry(DataError, "FAILED_PRECONDITION", "Compare the file (details.log at the site names it) with its description in docs/data.md."),
     "E-DATA-INDICES": Entry(DataError, "FAILED_PRECONDITION", "Write the indices file anew with `fedelmy-launch partition` for this very data."),
     # identity
-    "E-IDENTITY-MISSING": Entry(IdentityError, "FAILED_PRECONDITION", "If the site has one elsewhere, name its state directory with --state. Else run `fedelmy-node identity init --site NAME`, have the request signed, then `fedelmy-node identity install`."),
+    "E-IDENTITY-MISSING": Entry(IdentityError, "FAILED_PRECONDITION", "Name the state directory that has it with --state; or `fedelmy-node identity init --site NAME`, have it signed, then `identity install`."),
     "E-IDENTITY-EXISTS": Entry(IdentityError, "ALREADY_EXISTS", "Keep the key that is there, or move it away first."),
     "E-IDENTITY-FILE": Entry(IdentityError, "FAILED_PRECONDITION", "Use the file as it was made; do not edit or convert it."),
     "E-IDENTITY-MISMATCH": Entry(IdentityError, "FAILED_PRECONDITION", "Install the certificate that was signed for this very key and site."),

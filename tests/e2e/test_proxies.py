@@ -20,7 +20,7 @@ from fedelmy_node.domain.names import Address, SiteName
 from fedelmy_node.identity import keystore
 from fedelmy_node.rpc.dial import open_channel
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 BUNDLE = {"model": "mlp", "size": 160}
 """13 MB: more than what is lost with a connection, which is a window of 4 MiB."""
 KILL_AT, LOST_AT_MOST = 8_000_000, 6_000_000
@@ -56,7 +56,7 @@ class Scene:
         bed.write_file(**BUNDLE, addresses=dict.fromkeys(bed.sites, self.front.address))
 
 
-@pytest.fixture(scope="module", params=["haproxy", pytest.param("nginx", marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=["haproxy", "nginx"])
 def scene(request: pytest.FixtureRequest, bed: Bed) -> Iterator[Scene]:
     with CountingProxy("") as way:
         made = Scene(bed, installed(request.param), way)
@@ -113,7 +113,6 @@ def test_a_name_that_the_proxy_does_not_know_is_told(scene: Scene) -> None:
     assert done.code != 0 and "it must lead west.site.fedelmy to the node" in " ".join(done.out.split())
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("patience", "stands"), [("45s", True), ("10s", False)])
 def test_a_silent_stream_outlives_a_proxy_that_waits_longer_than_pings_take(
     scene: Scene, tmp_path: Path, patience: str, stands: bool

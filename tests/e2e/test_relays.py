@@ -47,6 +47,7 @@ def hub(make_bed: Callable[..., Bed]) -> Iterator[Hub]:
     made.gate.close()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_relay_that_is_killed_in_the_middle_of_a_hand_over_costs_seconds(hub: Hub) -> None:
     """West is no end of it: north hands over to clinic, and neither can be called."""
