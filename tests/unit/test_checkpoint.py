@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_recipes import job, make_bench, net, recipe
@@ -414,11 +413,10 @@ def test_the_last_two_are_kept_and_nothing_else(tmp_path):
 def test_after_a_divergence_nothing_is_gone_on_from(tmp_path):
     """The cause may have been corrected; a state that is on its way to infinity would diverge again."""
     directory = tmp_path / "checkpoints"
-    torch.manual_seed(0)  # its layers are made before `net` sees to that, and not every beginning has to diverge
     steep = net(*[nn.Linear(8, 8) for _ in range(30)])
     with pytest.raises(TrainingError, match="E-TRAINING-DIVERGED"):
         Step(directory, every=0, network=steep, learning_rate=100.0).run()
-    assert files(directory) == []
+    assert not directory.exists() or files(directory) == []  # the writer may not have come to write at all
 
 
 def test_a_disk_that_is_full_is_told_once_and_training_goes_on(tmp_path, monkeypatch):
