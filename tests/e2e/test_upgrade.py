@@ -21,12 +21,12 @@ CHANGES = {
     "pyproject.toml": ('version = "0.1.0"', f'version = "{NEW}"'),
     "node/fedelmy_node/__init__.py": ('__version__: Final = "0.1.0"', f'__version__: Final = "{NEW}"'),
     "node/fedelmy_node/store/schema.py": (
-        "_VERSION: Final = 2",
-        "_VERSION: Final = 3\n_NEXT = \"ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT '';\"",
+        "_VERSION: Final = 3",
+        "_VERSION: Final = 4\n_NEXT = \"ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT '';\"",
     ),
 }
 """What makes a newer version of this tree: its number, and a journal that this one does not know."""
-MIGRATION = ("_MIGRATIONS: Final = {\n", "_MIGRATIONS: Final = {\n    2: _NEXT,\n")
+MIGRATION = ("_MIGRATIONS: Final = {\n", "_MIGRATIONS: Final = {\n    3: _NEXT,\n")
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,7 @@ def test_a_journal_of_newer_software_is_refused_and_left_as_it_is(tmp_path: Path
         (copy.parent / name).write_bytes(content)
     before = kept_bytes(copy)
     assert (len(before) > 1) == (ended == "killed")
-    with pytest.raises(StoreError, match=r"E-STORE-VERSION: .*version 99, fedelmy .* knows 2"):
+    with pytest.raises(StoreError, match=r"E-STORE-VERSION: .*version 99, fedelmy .* knows 3"):
         Journal(copy, SOUTH)
     gc.collect()  # a connection that somebody had left open would write now
     assert kept_bytes(copy) == before
@@ -195,7 +195,7 @@ def test_a_change_of_tables_that_fails_half_way_changes_nothing(
     path = tmp_path / "journal.db"
     make_version_1(path)
     good = schema._MIGRATIONS
-    monkeypatch.setattr(schema, "_MIGRATIONS", {1: good[1] + "ALTER TABLE nothing ADD COLUMN more TEXT;"})
+    monkeypatch.setattr(schema, "_MIGRATIONS", {**good, 1: good[1] + "ALTER TABLE nothing ADD COLUMN more TEXT;"})
     with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
         Journal(path, SOUTH)
     gc.collect()

@@ -76,12 +76,12 @@ class Journal:
             self._db.execute("DELETE FROM edges WHERE run = ?", (plan.run,))
             self._db.execute(
                 "INSERT OR REPLACE INTO runs"
-                " (run, federation, state, prepared, signature, certificate, operator, manifest, report, changed_at)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " (run, federation, state, prepared, signature, certificate, operator, manifest, report, changed_at,"
+                " metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     plan.run, plan.federation, state.value, prepared.payload, prepared.signature,
                     prepared.certificate, prepared.operator, canonical_json(prepared.manifest),
-                    canonical_json(prepared.report), time.time(),
+                    canonical_json(prepared.report), time.time(), prepared.metadata,
                 ),
             )  # fmt: skip
             self._db.executemany(

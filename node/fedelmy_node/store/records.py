@@ -42,6 +42,8 @@ class Prepared:
     """The tensors that a bundle of this run must have."""
     report: Mapping[str, Any]
     """Counts of samples and classes, versions, size of the model."""
+    metadata: str = ""
+    """The safetensors metadata that a bundle of this run must have; empty: it was not recorded."""
 
     @property
     def sha256(self) -> str:
@@ -58,6 +60,7 @@ class Prepared:
             operator=row["operator"],
             manifest=tuple(decode(TensorInfo, entry) for entry in json.loads(row["manifest"])),
             report=json.loads(row["report"]),
+            metadata=row["metadata"],
         )
 
 

@@ -13,10 +13,11 @@ from typing import Final
 from fedelmy_node import __version__
 from fedelmy_node.errors import StoreError
 from fedelmy_node.store.beside import reading
+from fedelmy_node.store.digests import digest_rows, guard, register
 
 __all__ = ["open_database", "refuse_newer", "store_error"]
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _SCHEMA: Final = """
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, federation TEXT NOT NULL, state TEXT NOT NULL,
@@ -47,8 +48,14 @@ ALTER TABLE runs ADD COLUMN cancel_signature BLOB NOT NULL DEFAULT x'';
 ALTER TABLE runs ADD COLUMN cancel_certificate BLOB NOT NULL DEFAULT x'';
 ALTER TABLE edges ADD COLUMN origin BLOB NOT NULL DEFAULT x'7b7d';
 """,
+    2: """
+ALTER TABLE runs ADD COLUMN metadata TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
+ALTER TABLE steps ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
+ALTER TABLE edges ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
+""",
 }
-"""What leads from each version to the next."""
+"""What leads from each version to the next; the digests of all rows are computed anew after it."""
 
 
 def open_database(path: Path | str) -> sqlite3.Connection:
@@ -63,7 +70,9 @@ def open_database(path: Path | str) -> sqlite3.Connection:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA foreign_keys = ON")
+            register(db)
             _migrate(db)
+            guard(db)
         except BaseException:
             db.close()
             raise
@@ -98,4 +107,6 @@ def _migrate(db: sqlite3.Connection) -> None:
     for step in range(max(version, 1), _VERSION):
         script += _MIGRATIONS[step]
     if script:
-        db.executescript(f"BEGIN; {script} PRAGMA user_version = {_VERSION}; COMMIT;")
+        db.executescript(f"BEGIN; {script} PRAGMA user_version = {_VERSION};")
+        digest_rows(db)
+        db.execute("COMMIT")
