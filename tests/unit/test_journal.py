@@ -175,7 +175,11 @@ def make_version_1(path: Path) -> None:
             " changed_at) VALUES (?, 'small', 'running', ?, x'', x'', 'alice', ?, x'7b7d', 1.0)",
             (RUN, prepared.payload, canonical_json(prepared.manifest)),
         )
-        database.execute("INSERT INTO edges (run, edge, state, sha256) VALUES (?, ?, 'done', 'ab')", (RUN, EDGE))
+        plan = prepared.slice
+        steps = [(RUN, step.id) for step in plan.steps]
+        database.executemany("INSERT INTO steps (run, step, state) VALUES (?, ?, 'waiting')", steps)
+        ways = [(RUN, way.id) for way in plan.edges_in + plan.edges_out + plan.shortcuts]
+        database.executemany("INSERT INTO edges (run, edge, state, sha256) VALUES (?, ?, 'done', 'ab')", ways)
         database.commit()
 
 

@@ -155,7 +155,7 @@ class Executor:
                 continue
             record = self._journal.run(summary.run)
             if record.cancel is not None:
-                self._cancel(decode_cancel(record.cancel.payload), record.cancel)  # it was checked when it came
+                self._cancel(decode_cancel(record.cancel.payload), record.cancel)  # verified by the journal
                 continue
             # Received, but not begun: the last daemon died between its receipt and its first step.
             received = record.has_received and not record.is_unapproved

@@ -24,7 +24,7 @@ from fedelmy_node.daemon.consent import check_listed
 from fedelmy_node.daemon.disclosure import Disclosed, DisclosedEvents
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
-from fedelmy_node.daemon.orders import Cancel, decode_cancel, signer
+from fedelmy_node.daemon.orders import Cancel, accepted, decode_cancel, signer
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.preparation import Preparation
 from fedelmy_node.daemon.readiness import tell_supervisor
@@ -97,7 +97,7 @@ class Node:
         self._metrics = _metrics(config)
         self._layout.create()
         self._lock = StateLock(self._layout)
-        self._journal = Journal(self._layout.journal, self.site)
+        self._journal = Journal(self._layout.journal, self.site, accepted(self._identity))
         self._switchboard = Switchboard(self._arrived, self._record)
         self._peers = Peers(config, self.site, self._identity, self._switchboard)
         self._awaiting = Awaiting(config, self.address, self._peers, self._journal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.strict_json import parse_json
@@ -12,9 +12,10 @@ from fedelmy_node.domain.reports import Signed
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.errors import ConfigError, RunError
 from fedelmy_node.identity.live import LiveIdentity
-from fedelmy_node.identity.signing import Purpose, Signature, verify
+from fedelmy_node.identity.signing import Purpose, Signature, check_fits, verify, verify_accepted
+from fedelmy_node.store.loading import Verify, nobody
 
-__all__ = ["signer", "Cancel", "decode_cancel"]
+__all__ = ["accepted", "signer", "Cancel", "decode_cancel"]
 
 _MAX_CANCEL_BYTES: Final = 8 * 1024
 """It is journaled, and told to every neighbour whenever anything changes."""
@@ -26,6 +27,21 @@ def signer(signed: Signed, identity: LiveIdentity | None, purpose: Purpose) -> s
         return None
     signature = Signature(value=signed.signature, certificate_pem=signed.certificate)
     return verify(signed.payload, signature, identity().trust, purpose=purpose).name
+
+
+def accepted(identity: LiveIdentity | None) -> Verify:
+    """What judges the plans and cancels in the journal, which were accepted when they came."""
+    if identity is None:
+        return nobody
+
+    def verify(signed: Signed, purpose: Literal["plan", "cancel"], *, over: bool) -> None:
+        signature = Signature(value=signed.signature, certificate_pem=signed.certificate)
+        if not over:
+            verify_accepted(signed.payload, signature, identity().trust, purpose=Purpose(purpose))
+        elif signed.certificate:  # a run of a time without identities is over, and nothing comes of it
+            check_fits(signed.payload, signature, purpose=Purpose(purpose))
+
+    return verify
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

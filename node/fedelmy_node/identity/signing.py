@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -18,7 +20,7 @@ from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
 
-__all__ = ["Purpose", "Signature", "sign", "verify"]
+__all__ = ["Purpose", "Signature", "check_fits", "sign", "verify", "verify_accepted"]
 
 
 class Purpose(StrEnum):
@@ -50,19 +52,43 @@ def verify(
     payload: bytes, signature: Signature, trust: Trust, *, purpose: Purpose, now: datetime | None = None
 ) -> Subject:
     """The operator of this federation who signed `payload` for this purpose; anybody else is refused."""
+    certificates = _certificates(signature)
+    return _signed_by(trust.verify(certificates, now), certificates, payload, signature, purpose)
+
+
+def verify_accepted(payload: bytes, signature: Signature, trust: Trust, *, purpose: Purpose) -> Subject:
+    """The same for what was accepted earlier: a certificate that has expired or was revoked since does no harm."""
+    certificates = _certificates(signature)
+    return _signed_by(trust.verify_once(certificates), certificates, payload, signature, purpose)
+
+
+def check_fits(payload: bytes, signature: Signature, *, purpose: Purpose) -> None:
+    """Refuse a signature that is not of the certificate beside it, whoever that names."""
+    _check(_certificates(signature), payload, signature, purpose, "its certificate")
+
+
+def _certificates(signature: Signature) -> Sequence[x509.Certificate]:
     if len(signature.certificate_pem) > CHAIN_BYTES:
         raise IdentityError("E-IDENTITY-SIGNATURE", "the certificates of the signature are too large")
-    certificates = parse_certificates(signature.certificate_pem, "the signature")
-    subject = trust.verify(certificates, now)
+    return parse_certificates(signature.certificate_pem, "the signature")
+
+
+def _signed_by(
+    subject: Subject, certificates: Sequence[x509.Certificate], payload: bytes, signature: Signature, purpose: Purpose
+) -> Subject:
     if subject.role != "operator":
         raise IdentityError("E-IDENTITY-ROLE", f"a {purpose} must be signed by an operator, not by {subject}")
+    _check(certificates, payload, signature, purpose, str(subject))
+    return subject
+
+
+def _check(
+    certificates: Sequence[x509.Certificate], payload: bytes, signature: Signature, purpose: Purpose, whose: str
+) -> None:
     try:
         public_key(certificates[0]).verify(signature.value, _message(payload, purpose), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:
-        raise IdentityError(
-            "E-IDENTITY-SIGNATURE", f"the signature of {subject} does not fit this {purpose}"
-        ) from error
-    return subject
+        raise IdentityError("E-IDENTITY-SIGNATURE", f"the signature of {whose} does not fit this {purpose}") from error
 
 
 def _message(payload: bytes, purpose: Purpose) -> bytes:

@@ -7,6 +7,7 @@ it about callers, diallers about whom they met, and everybody about who signed a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -91,6 +92,21 @@ class Trust:
         for number, certificate in enumerate(path[1:], 2):
             check_dates(certificate, "the federation's CA" if number == len(path) else f"the CA of {subject}", now)
         return subject
+
+    def verify_once(self, chain: Sequence[x509.Certificate]) -> Subject:
+        """Whom the leaf of a chain has named at some time, by the CAs that are trusted now.
+
+        Dates, revocations and pins were looked at when it was accepted. A chain that has ever been valid was so at the
+        moment when the last of its certificates began.
+        """
+        moments = {certificate.not_valid_before_utc for certificate in (*chain, *self._roots)}
+        for moment in sorted(moments, reverse=True):
+            with suppress(IdentityError):
+                leaf = self._verified(tuple(chain[:CHAIN_CERTIFICATES]), moment)[0]
+                check_form(leaf)
+                return self._subject(leaf, None)
+        message = "the certificate was not signed by a CA that this site trusts"
+        raise IdentityError("E-IDENTITY-UNTRUSTED", message)
 
     def holder(self, chain: Sequence[x509.Certificate], unnamed: Subject | None) -> Subject:
         """Whom our own certificate names, even if it may not be believed any more."""

@@ -10,6 +10,7 @@ import json
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,11 +22,15 @@ from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Edge, Shortcut
 from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.domain.transfer import Origin
-from fedelmy_node.errors import RunError
-from fedelmy_node.store.records import EdgeRecord, Prepared, RunRecord, StepRecord
+from fedelmy_node.errors import FedelmyError, PeerError, RunError
+from fedelmy_node.store.digests import verified
+from fedelmy_node.store.integrity import refuse_damaged
+from fedelmy_node.store.loading import Loader, Verify, nobody
+from fedelmy_node.store.records import Prepared, RunRecord
 from fedelmy_node.store.schema import open_database, store_error
 from fedelmy_node.store.streams import EventStream, Stream
 from fedelmy_node.store.telling import Telling
+from fedelmy_node.store.wal import mark_open, unmark
 
 __all__ = ["Journal"]
 
@@ -39,16 +44,24 @@ _PROGRESS: Final = (
 class Journal:
     """The journal of one node. Safe to use from any thread; `:memory:` serves the tests."""
 
-    def __init__(self, path: Path | str, site: SiteName) -> None:
+    def __init__(self, path: Path | str, site: SiteName, verify: Verify = nobody) -> None:
+        """Open what is there, if it is what was written, or begin anew; `verify` judges what operators signed."""
         self._site = site
+        self._loader = Loader(site, verify)
         self.telling: Final = Telling()
         self._lock = threading.RLock()
         self._grown = threading.Condition(self._lock)
         self._ended = False
         self._version = 1
-        self._prepared: dict[RunId, Prepared] = {}
         self._changes: list[Event] = []
+        self._path = None if path == ":memory:" else Path(path)
+        if self._path is not None:
+            refuse_damaged(self._path, site, verify)
         self._db = open_database(path)
+        if self._path is not None:
+            mark_open(self._path)
+            # Also if nobody closes it: SQLite removes the log when the connection goes.
+            self._unmark = weakref.finalize(self._db, unmark, self._path)
 
     def end_streams(self) -> None:
         """Nobody waits for news any more: the node shuts down."""
@@ -60,6 +73,8 @@ class Journal:
         """End every stream, then the database."""
         with self._lock:
             self.end_streams()
+            if self._path is not None:
+                self._unmark()
             self._db.close()
 
     # --- runs -------------------------------------------------------------------------------------------
@@ -68,10 +83,10 @@ class Journal:
         """A plan was accepted, or is pending: the run, its steps and its edges now exist, and none has begun."""
         plan = prepared.slice
         with self._change():
-            known = self._db.execute("SELECT state FROM runs WHERE run = ?", (plan.run,)).fetchone()
-            if known is not None and known["state"] not in (RunState.EXPIRED, RunState.CANCELLED):
+            known = self._loader.summaries(self._db.execute("SELECT * FROM runs WHERE run = ?", (plan.run,)))
+            if known and known[0].state not in (RunState.EXPIRED, RunState.CANCELLED):
                 raise RunError("E-RUN-CONFLICT", f"run {plan.run} has come to life meanwhile; ask again")
-            self._prepared.pop(plan.run, None)
+            self._loader.forget(plan.run)
             self._db.execute("DELETE FROM steps WHERE run = ?", (plan.run,))
             self._db.execute("DELETE FROM edges WHERE run = ?", (plan.run,))
             self._db.execute(
@@ -96,29 +111,11 @@ class Journal:
 
     def run(self, run: RunId) -> RunRecord:
         """Everything about a run; E-RUN-UNKNOWN if this node has never accepted it."""
-        with self._lock:
-            row = self._db.execute("SELECT * FROM runs WHERE run = ?", (run,)).fetchone()
-            if row is None:
-                raise RunError("E-RUN-UNKNOWN", f"site {self._site} knows no run {run!r}")
-            steps = self._db.execute("SELECT * FROM steps WHERE run = ?", (run,)).fetchall()
-            edges = self._db.execute("SELECT * FROM edges WHERE run = ?", (run,)).fetchall()
-        return RunRecord(
-            state=RunState(row["state"]),
-            prepared=self._decoded(row),
-            code=row["code"],
-            message=row["message"],
-            cancel=_cancel(row),
-            changed_at=row["changed_at"],
-            steps={StepId(step["step"]): StepRecord.from_row(step) for step in steps},
-            edges={EdgeId(edge["edge"]): EdgeRecord.from_row(edge) for edge in edges},
-        )
-
-    def _decoded(self, row: sqlite3.Row) -> Prepared:
-        """What was prepared never changes, and plans are long: each is decoded once."""
-        run = RunId(row["run"])
-        if run not in self._prepared:
-            self._prepared[run] = Prepared.from_row(row)
-        return self._prepared[run]
+        with self._reading():
+            record = self._loader.run(self._db, run)
+        if record is None:
+            raise RunError("E-RUN-UNKNOWN", f"site {self._site} knows no run {run!r}")
+        return record
 
     def find_run(self, run: RunId) -> RunRecord | None:
         with suppress(RunError):
@@ -128,24 +125,15 @@ class Journal:
     def runs(self, *states: RunState) -> list[RunSummary]:
         """Every run (in one of these states), newest first."""
         chosen = f" WHERE state IN ({', '.join('?' * len(states))})" if states else ""
-        with self._lock:
-            rows = self._db.execute(
-                f"SELECT run, federation, state, changed_at FROM runs{chosen} ORDER BY changed_at DESC",  # noqa: S608
-                states,
-            ).fetchall()
-        return [
-            RunSummary(
-                run=RunId(row["run"]), state=RunState(row["state"]), federation=row["federation"],
-                changed_at=row["changed_at"],
-            )
-            for row in rows
-        ]  # fmt: skip
+        with self._reading():
+            question = f"SELECT * FROM runs{chosen} ORDER BY changed_at DESC"  # noqa: S608 - names of ours
+            return self._loader.summaries(self._db.execute(question, states))
 
     def state(self, run: RunId) -> RunState:
         """Of one that was pruned meanwhile: expired, so that whoever follows it comes to an end."""
-        with self._lock:
-            row = self._db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
-        return RunState(row["state"]) if row else RunState.EXPIRED
+        with self._reading():
+            found = self._loader.summaries(self._db.execute("SELECT * FROM runs WHERE run = ?", (run,)))
+        return found[0].state if found else RunState.EXPIRED
 
     def set_run(self, run: RunId, state: RunState, *, code: str = "", message: str = "") -> None:
         with self._change():
@@ -180,7 +168,7 @@ class Journal:
         with self._change():
             for table in ("events", "edges", "steps", "runs"):
                 self._db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - names of ours
-            self._prepared.pop(run, None)
+            self._loader.forget(run)
 
     # --- steps and edges --------------------------------------------------------------------------------
 
@@ -259,11 +247,11 @@ class Journal:
         return True
 
     def _edge(self, run: RunId, edge: EdgeId) -> sqlite3.Row:
-        found = self._db.execute("SELECT * FROM edges WHERE run = ? AND edge = ?", (run, edge))
-        row: sqlite3.Row | None = found.fetchone()
-        if row is None:
+        question = "SELECT * FROM edges WHERE run = ? AND edge = ?"
+        found = verified("edges", self._db.execute(question, (run, edge)))
+        if not found:
             raise RunError("E-RUN-UNKNOWN", f"site {self._site} has forgotten run {run!r}")
-        return row
+        return found[0]
 
     def _met(self, run: RunId, edge: EdgeId, state: EdgeState, data: Mapping[str, Any], origin: bytes) -> None:
         self._db.execute(
@@ -290,21 +278,12 @@ class Journal:
             self._event(run, step, kind, data)
 
     def events(self, run: RunId, after: int = 0, limit: int = 500) -> list[Event]:
-        with self._lock:
-            rows = self._db.execute(
-                "SELECT * FROM events WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?", (run, after, limit)
-            ).fetchall()
-        return [
-            Event(
-                seq=row["seq"], time=row["time"], run=RunId(row["run"]), site=self._site,
-                step=StepId(row["step"]) if row["step"] else None, kind=EventKind(row["kind"]),
-                data=json.loads(row["data"]),
-            )
-            for row in rows
-        ]  # fmt: skip
+        question = "SELECT * FROM events WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?"
+        with self._reading():
+            return self._loader.events(self._db.execute(question, (run, after, limit)))
 
     def last_event(self, run: RunId) -> int:
-        with self._lock:
+        with self._reading():
             row = self._db.execute("SELECT max(seq) FROM events WHERE run = ?", (run,)).fetchone()
         return row[0] or 0
 
@@ -331,6 +310,19 @@ class Journal:
     # --- inside -----------------------------------------------------------------------------------------
 
     @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise self._error(error, "read") from error
+
+    def _error(self, error: sqlite3.Error, what: str) -> FedelmyError:
+        if self._ended and isinstance(error, sqlite3.ProgrammingError):  # the database is closed
+            return PeerError("E-PEER-UNREACHABLE", "the node shuts down")
+        return store_error(error, what)
+
+    @contextmanager
     def _change(self) -> Iterator[None]:
         with self._lock:
             self._changes = []
@@ -342,7 +334,7 @@ class Journal:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    raise store_error(error, "written") from error
+                    raise self._error(error, "written") from error
                 raise
             self.wake()
             told, self._changes = self._changes, []
@@ -370,12 +362,6 @@ class Journal:
             f" WHERE run = ?1 AND kind IN ({kinds}) ORDER BY seq DESC LIMIT 1 OFFSET {_KEPT_PROGRESS})",
             (run,),
         )
-
-
-def _cancel(row: sqlite3.Row) -> Signed | None:
-    if not row["cancel"]:
-        return None
-    return Signed(payload=row["cancel"], signature=row["cancel_signature"], certificate=row["cancel_certificate"])
 
 
 def _present(**data: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any, Final, Self
 
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import decode
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, StepId
 from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind
@@ -19,10 +18,18 @@ from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.domain.transfer import Origin, Skip
 from fedelmy_node.errors import TransferError
 
-__all__ = ["Prepared", "StepRecord", "EdgeRecord", "RunRecord"]
+__all__ = ["Prepared", "StepRecord", "EdgeRecord", "RunRecord", "json_object"]
 
 _RELIEVED: Final = (EdgeState.SETTLED, EdgeState.GIVEN_UP)
 """Nobody has to answer for an edge any more."""
+
+
+def json_object(text: bytes) -> dict[str, Any]:
+    """A JSON object; ValueError or TypeError if it is none."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise TypeError("not a JSON object")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,15 +58,15 @@ class Prepared:
         return hashlib.sha256(self.payload).hexdigest()
 
     @classmethod
-    def from_row(cls, row: sqlite3.Row) -> Self:
+    def from_row(cls, row: sqlite3.Row, plan: Slice) -> Self:
         return cls(
             payload=row["prepared"],
-            slice=read_slice(row["prepared"]),
+            slice=plan,
             signature=row["signature"],
             certificate=row["certificate"],
             operator=row["operator"],
             manifest=tuple(decode(TensorInfo, entry) for entry in json.loads(row["manifest"])),
-            report=json.loads(row["report"]),
+            report=json_object(row["report"]),
             metadata=row["metadata"],
         )
 
@@ -81,7 +88,7 @@ class StepRecord:
             state=StepState(row["state"]),
             sha256=row["sha256"],
             size=row["bytes"],
-            result=json.loads(row["result"]),
+            result=json_object(row["result"]),
             started_at=row["started_at"],
             ended_at=row["ended_at"],
         )

@@ -13,7 +13,7 @@ from typing import Final
 from fedelmy_node import __version__
 from fedelmy_node.errors import StoreError
 from fedelmy_node.store.beside import reading
-from fedelmy_node.store.digests import digest_rows, guard, register
+from fedelmy_node.store.digests import damaged, digest_rows, guard, register
 
 __all__ = ["open_database", "refuse_newer", "store_error"]
 
@@ -58,13 +58,17 @@ ALTER TABLE edges ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
 """What leads from each version to the next; the digests of all rows are computed anew after it."""
 
 
+class Connection(sqlite3.Connection):
+    """One whose end can be noticed."""
+
+
 def open_database(path: Path | str) -> sqlite3.Connection:
     """The journal's database, made or brought up to date; one of newer software is left as it is."""
     try:
         if Path(path).exists():
             with reading(Path(path)) as beside:
                 refuse_newer(beside)
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Connection)
         try:
             db.row_factory = sqlite3.Row
             db.execute("PRAGMA journal_mode = WAL")
@@ -73,6 +77,7 @@ def open_database(path: Path | str) -> sqlite3.Connection:
             register(db)
             _migrate(db)
             guard(db)
+            db.execute(f"PRAGMA user_version = {_VERSION}")  # a commit, so that the write-ahead log has one
         except BaseException:
             db.close()
             raise
@@ -88,7 +93,8 @@ def store_error(error: sqlite3.Error, what: str, private: str = "") -> StoreErro
     codes = {sqlite3.SQLITE_FULL: "E-STORE-DISK", sqlite3.SQLITE_READONLY: "E-STORE-UNWRITABLE"}
     code = codes.get(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF)
     name = getattr(error, "sqlite_errorname", type(error).__name__)
-    return StoreError(code or "E-STORE-DAMAGED", f"the journal cannot be {what}: {name}", private=private or str(error))
+    message, private = f"the journal cannot be {what}: {name}", private or str(error)
+    return StoreError(code, message, private=private) if code else damaged(message, private)
 
 
 def refuse_newer(db: sqlite3.Connection) -> int:
