@@ -365,7 +365,7 @@ class Node:
                 return ResultModel(
                     run=candidate, site=self.site, path=str(path), sha256=record.steps[step.id].sha256,
                     size=record.steps[step.id].size, recipe=canonical_json(record.slice.recipe),
-                    data=self._config.data or "", indices=str(self._config.indices or ""),
+                    data=self._workspace.data.source, indices=str(self._config.indices or ""),
                     unreadable=self._config.unreadable,
                 )  # fmt: skip
         if run is None:

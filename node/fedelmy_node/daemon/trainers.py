@@ -14,13 +14,13 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from fedelmy_node.children import import_environment, python
 from fedelmy_node.config.decode import canonical_json, decode
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.errors import FedelmyError, InternalError, TrainingError, error_from_code
@@ -33,9 +33,7 @@ logger = logging.getLogger(__name__)
 _MAX_LINE: Final = 64 << 20
 _GRACE_SECONDS: Final = 30.0
 """Between asking a trainer to end and ending it: it finishes its batch and writes a checkpoint."""
-_INHERITED: Final = frozenset(
-    {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH"}
-)
+_INHERITED: Final = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH"})
 _INHERITED_FAMILIES: Final = (
     "CUDA_",
     "NVIDIA_",
@@ -155,10 +153,10 @@ class Trainer:
         with os.fdopen(reading, "rb") as events, (self._directory / "trainer.log").open("ab") as log:
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "fedelmy_node.training.trainer", "--events-fd", str(writing),
-                     "--about", " ".join((self.job.site, *self._about.values()))],
+                    python("fedelmy_node.training.trainer", "--events-fd", str(writing),
+                           "--about", " ".join((self.job.site, *self._about.values()))),
                     stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(self.job),
-                    pass_fds=(writing, lock.fileno()), start_new_session=True,
+                    cwd=self._directory, pass_fds=(writing, lock.fileno()), start_new_session=True,
                 )  # fmt: skip
             finally:
                 os.close(writing)
@@ -249,4 +247,4 @@ def _environment(job: Job) -> dict[str, str]:
         name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith(_INHERITED_FAMILIES)
     }
     # Fixed before torch is loaded: the last bits of the result depend on the number of threads.
-    return kept | {"OMP_NUM_THREADS": str(job.recipe.training.threads), "PYTHONUNBUFFERED": "1"}
+    return kept | import_environment() | {"OMP_NUM_THREADS": str(job.recipe.training.threads), "PYTHONUNBUFFERED": "1"}
