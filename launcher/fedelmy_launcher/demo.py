@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Final, Self
 
 from fedelmy_launcher import authority
 from fedelmy_launcher.partition import write_partition
+from fedelmy_node.children import import_environment, python
 from fedelmy_node.domain.names import Address
 from fedelmy_node.errors import ConfigError, InternalError, StoreError
 
@@ -68,7 +68,7 @@ class DemoSite:
 
     def command(self, *arguments: str) -> list[str]:
         """A `fedelmy-node` command of this site, with this very Python."""
-        return [sys.executable, "-m", "fedelmy_node", *arguments, "--state", str(self.state)]
+        return python("fedelmy_node", *arguments, "--state", str(self.state))
 
 
 class DemoFederation:
@@ -151,7 +151,8 @@ class Daemons:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=os.environ | {"NOTIFY_SOCKET": str(path)},
+                env=os.environ | import_environment() | {"NOTIFY_SOCKET": str(path)},
+                cwd=site.state,
                 start_new_session=True,  # Ctrl-C is for the launcher, which then ends them in order
             )
             self._processes.append(process)
@@ -207,4 +208,4 @@ def _notification_socket() -> Iterator[tuple[Path, socket.socket]]:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise InternalError("E-INTERNAL", f"{' '.join(command[2:])} failed: {done.stderr.strip()}")
+        raise InternalError("E-INTERNAL", f"{' '.join(command[3:])} failed: {done.stderr.strip()}")

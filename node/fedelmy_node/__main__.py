@@ -1,6 +1,10 @@
 """`python -m fedelmy_node` is `fedelmy-node` of this very Python."""
 
-from fedelmy_node.cli import main
+from fedelmy_node.children import leave_working_directory
+
+leave_working_directory()
+
+from fedelmy_node.cli import main  # noqa: E402 - not before what it imports is ours
 
 __all__: list[str] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import subprocess
 import threading
@@ -16,13 +17,17 @@ import grpc
 import pytest
 from proxy import CountingProxy
 from pulled import AWAY, PulledLink
-from test_transfer import BLOCK, EDGE, RUN, South, make_bundle, parcel_of
+from test_transfer import BLOCK, EDGE, RUN, South, federation, make_bundle, parcel_of
 
+from fedelmy_launcher.plans import compile_plan
 from fedelmy_node.bundles.header import read_header
+from fedelmy_node.daemon import courier as courier_module
 from fedelmy_node.daemon.arrival import Arrival
+from fedelmy_node.daemon.courier import Courier, Delivered, News, Refused
+from fedelmy_node.daemon.turns import Turns
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.names import Address, SiteName
-from fedelmy_node.domain.transfer import Block, Parcel, Receipt
+from fedelmy_node.domain.transfer import BLOCK_BYTES, Block, Offer, Parcel, Receipt
 from fedelmy_node.durable import publish
 from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity.keystore import Identity
@@ -157,6 +162,46 @@ def test_cuts_cost_at_most_a_block_each(
     assert link.cuts >= len(cuts)
     assert taken == list(range(-(-size // BLOCK)))  # no block is taken twice
     assert link.to_target <= crossing(link, size) + len(cuts) * lost(link) + conversation(link, link.cuts + 1)
+
+
+def test_a_link_that_is_always_cut_within_a_block_gets_on(
+    tmp_path: Path, identities: Identities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks become smaller until one crosses between two cuts, and what has crossed is never sent again."""
+    monkeypatch.setattr(courier_module, "_FIRST_WAIT_SECONDS", 0.01)
+    bundle = make_bundle(tmp_path / "large.safetensors", size=500_000)
+    parcel = parcel_of(bundle, block_bytes=BLOCK_BYTES)
+    edge = next(edge for edge in compile_plan(federation(), RUN).edges if edge.id == EDGE)
+    node = South(tmp_path / "south", read_header(bundle).manifest, identities["south"])
+    begun: list[tuple[int, int]] = []
+    begin = node.inbox.begin
+
+    def note(sender: SiteName, offer: Offer) -> int | Receipt:
+        answer = begin(sender, offer)
+        if isinstance(answer, int):
+            begun.append((offer.block_bytes, answer * offer.block_bytes))
+        return answer
+
+    monkeypatch.setattr(node.inbox, "begin", note)
+    news: queue.Queue[News] = queue.Queue()
+    with CountingProxy(node.address) as proxy:
+        proxy.cut_at(*range(400_000, 400_000_000, 400_000))
+
+        def connect() -> PeerClient:
+            channel = open_channel(Address(proxy.address), identities["north"], expect_role="site")
+            return PeerClient(channel, "south", 20.0)
+
+        courier = Courier(edge, parcel, connect, news.put, Turns(1))
+        try:
+            while not isinstance(told := news.get(timeout=100), Delivered):
+                assert not isinstance(told, Refused), told
+        finally:
+            courier.stop()
+    received_once(node, bundle)
+    sizes, positions = zip(*begun, strict=True)
+    assert list(sizes) == sorted(sizes, reverse=True) and sizes[0] == BLOCK_BYTES and min(sizes) >= 1 << 16
+    assert list(positions) == sorted(positions), "what has crossed stays"
+    node.stop()
 
 
 def test_a_cut_costs_no_reading(

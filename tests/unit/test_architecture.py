@@ -18,7 +18,7 @@ LEVELS = [
     {"cli", "__main__"},
     {"daemon"},
     {"rpc", "training", "store"},
-    {"identity", "bundles", "config", "domain", "durable", "errors", "places"},
+    {"identity", "bundles", "config", "domain", "durable", "errors", "places", "children"},
 ]
 HEAVY = {"torch", "torchvision", "safetensors", "sklearn", "PIL"}
 

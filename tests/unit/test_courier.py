@@ -183,3 +183,22 @@ def test_who_is_stopped_while_it_waits_leaves_the_line() -> None:
     assert isinstance(news.get(timeout=10), Delivered)
     assert news.empty()
     third.stop()
+
+
+def test_blocks_become_smaller_only_while_nothing_gets_on() -> None:
+    """The receiver tells what it has when an attempt begins; an attempt that it does not answer says nothing."""
+    has = [0, 0, None, 0, 0, 5, 5, 9]
+    sizes = []
+
+    class Slow(Link):
+        def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:
+            sizes.append(parcel.offer.block_bytes >> 10)
+            position = has.pop(0)
+            if position is not None:
+                moved(position)
+            if has:
+                raise error_from_code("E-PEER-UNREACHABLE", "cut")
+            return super().deliver(parcel, moved)
+
+    carry(Slow([]))
+    assert sizes == [1024, 1024, 512, 512, 512, 256, 256, 128]

@@ -168,3 +168,41 @@ def test_texts_of_others_can_be_shown() -> None:
     assert clean("a\x1b[2J\nb\u202ec\ud800") == "a [2J b c "
     assert clean("x" * 2000, 10) == "xxxxxxx..."
     assert clean_all({"a\n": ["\x07", 1, {"b": None}]}) == {"a ": [" ", 1, {"b": None}]}
+
+
+def _nested(depth: int, opening: bytes, closing: bytes, inside: bytes = b"") -> bytes:
+    return opening * depth + inside + closing * depth
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]"), (b"[0,", b"]")])
+def test_depth_is_bounded_before_anything_is_parsed(
+    opening: bytes, closing: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = opening.count(b"[") + opening.count(b"{")
+    assert parse_json(_nested(32 // levels, opening, closing, b"1")) is not None
+
+    def parsed(*_: object, **__: object) -> None:
+        pytest.fail("parsed before its depth was known")
+
+    monkeypatch.setattr("json.loads", parsed)
+    for depth in (32 // levels + 1, 20_000, 200_000):
+        for text in (_nested(depth, opening, closing, b"1"), opening * depth, b'{"__metadata__":' + opening * depth):
+            with pytest.raises(ValueError, match="too deep"):
+                parse_json(text)
+
+
+@pytest.mark.parametrize("inside", ["[" * 100, "{[" * 100, '\\"' + "[" * 100, "\\\\", '\\\\\\"' + "{" * 100 + "\\n"])
+def test_brackets_inside_strings_are_no_depth(inside: str) -> None:
+    text = f'{{"{inside}": ["{inside}", "x"], "]]]": "{inside}"}}'.encode()
+    assert parse_json(text) == json.loads(text)
+
+
+def test_a_string_that_never_ends_takes_no_time() -> None:
+    for text in (b'["' + b"\\a" * 500_000, b'["' + b"[" * 1_000_000, b'"\\' * 300_000):
+        with pytest.raises(ValueError):
+            parse_json(text)
+
+
+@given(st.recursive(st.text() | st.integers(-5, 5), lambda inner: st.lists(inner, max_size=3), max_leaves=10))
+def test_whatever_is_written_is_read_again(value: object) -> None:
+    assert parse_json(json.dumps(value).encode()) == value

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fedelmy_node.daemon.loop import Loop
-from fedelmy_node.errors import InternalError, RunError
+from fedelmy_node.errors import PeerError, RunError
 
 
 def make(alarm: float | None = None, ring: threading.Event | None = None) -> tuple[Loop, threading.Event]:
@@ -60,9 +60,9 @@ def test_a_fault_ends_the_loop_and_nobody_waits_for_ever() -> None:
         pass
     go.set()
     waiting.join(10)
-    assert answers == ["E-INTERNAL"]
+    assert answers == ["E-PEER-UNREACHABLE"]
     assert faulted.wait(10) and not loop.is_alive
-    with pytest.raises(InternalError):
+    with pytest.raises(PeerError):
         loop.ask(lambda: 1)
     loop.close()
 
@@ -70,7 +70,7 @@ def test_a_fault_ends_the_loop_and_nobody_waits_for_ever() -> None:
 def attempt(loop: Loop) -> str:
     try:
         loop.ask(lambda: 1)
-    except InternalError as error:
+    except PeerError as error:
         return error.code
     return "answered"
 

@@ -1,19 +1,30 @@
 """The daemon's side of a trainer: a stop leaves a checkpoint, a kill leaves the device."""
 
+import os
 import threading
 import time
+from dataclasses import replace
 
 from small_recipes import job, recipe
 
 from fedelmy_node.config.site import Given, load_site_config
+from fedelmy_node.daemon import trainers
 from fedelmy_node.daemon.trainers import Progress, Trainer
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.domain.names import RunId, StepId
 from fedelmy_node.store.layout import Layout
+from fedelmy_node.training.job import DataSpec
 
 PATIENCE = 120
+DEAF = """
+import signal, time
+def load(path):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (path / "loads").touch()
+    time.sleep(3600)
+"""
 
 
 def start(directory):
@@ -47,6 +58,25 @@ def test_a_stop_leaves_a_checkpoint_and_a_kill_takes_no_time(tmp_path):
     assert list((tmp_path / "stopped" / "checkpoints").glob("*.json"))
     for _, told, _ in (stopped, killed):
         assert all(isinstance(message, Progress) for message in told), "an end that was wanted is no news"
+
+
+def test_a_trainer_that_only_loads_is_not_waited_for(tmp_path, monkeypatch):
+    """It is asked for nothing: it may not even hear a signal while a library loads."""
+    (tmp_path / "deaf_ward.py").write_text(DEAF)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(trainers, "_GRACE_SECONDS", 3600.0)
+    data = DataSpec(source=f"deaf_ward:load:{tmp_path}")
+    loading = replace(job("train", recipe(), output=tmp_path / "out", checkpoints=tmp_path / "checkpoints"), data=data)
+    trainer = Trainer(loading, tmp_path / "step", lambda message: None)
+    trainer.start()
+    trainer.go(())
+    deadline = time.monotonic() + PATIENCE
+    while not (tmp_path / "loads").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    trainer.stop()
+    trainer.join(PATIENCE)
+    assert not trainer._thread.is_alive()
 
 
 def test_what_comes_before_the_process_ends_it(tmp_path):

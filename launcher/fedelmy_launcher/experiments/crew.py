@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from fedelmy_launcher.experiments.federations import Prepared
 from fedelmy_launcher.experiments.news import Begun, Epoch, Finished, News
+from fedelmy_node.children import import_environment, python
 from fedelmy_node.errors import FedelmyError, InternalError, error_from_code
 
 __all__ = ["Crew"]
@@ -130,7 +131,8 @@ class _Hand(threading.Thread):
         with self._lock:
             if self._process is None and not self._ended:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "fedelmy_launcher.experiments.worker"],
+                    python("fedelmy_launcher.experiments.worker"),
+                    env=os.environ | import_environment(),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

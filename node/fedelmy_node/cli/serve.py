@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,8 @@ from fedelmy_node.errors import FedelmyError, InternalError
 __all__ = ["serve"]
 
 _OPEN_FILES = 65_536
+_STOP_SECONDS = 40.0
+"""More than a trainer has for its checkpoint, less than supervisors are told to wait (45 s)."""
 
 
 @click.command(short_help="Run the node.")
@@ -90,6 +93,7 @@ def serve(
             "no TLS: anybody who reaches %s can pose as any site or operator", node.address
         )
     _stop_on_signals(node.stop)
+    threading.Thread(target=_end_in_time, args=(node.stopping,), name="end-in-time", daemon=True).start()
     try:
         node.serve()
     except FedelmyError as error:
@@ -123,6 +127,14 @@ def _allow_many_connections() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def _end_in_time(stopping: threading.Event, seconds: float = _STOP_SECONDS) -> None:
+    """Whatever hangs while the node ends, it ends: all that matters is in the journal, and its trainers follow it."""
+    stopping.wait()
+    time.sleep(seconds)
+    logging.getLogger(__name__).error("still not ended after %g s: ends by force; nothing journaled is lost", seconds)
+    os._exit(InternalError.exit_code)
 
 
 def _stop_on_signals(stop: Callable[[], None]) -> None:

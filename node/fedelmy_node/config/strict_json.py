@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import accumulate
 from typing import Any, Final
 
 __all__ = ["parse_json", "MAX_DEPTH", "MAX_VALUES"]
@@ -25,12 +26,18 @@ _LARGE: Final = re.compile(r"[0-9]{19}|[eE][+-]?[0-9]{3}")
 """A number that may be too large. Only then is each looked at: Python is slow at that, and messages may be long."""
 _HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
 """Half a character, or one of two halves that belong together."""
+_NO_BRACKETS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^][{}"]++|"', re.DOTALL)
+"""Whole strings, and whatever else opens or closes no list or table."""
+_STEPS: Final = tuple(1 if chr(byte) in "[{" else -1 for byte in range(256))
+"""How much deeper each bracket leads."""
 
 
 def parse_json(data: bytes, max_values: int = MAX_VALUES) -> Any:
     """The value of a JSON text in UTF-8; anything wrong with it is a ValueError whose text is short."""
     if data.count(b",") > max_values:  # between any two values of a list or table is one
         raise ValueError("it has too many values")
+    if _is_too_deep(data):
+        raise ValueError("its lists and tables are too deep")
     try:
         text = data.decode("utf-8")
         integer, real = (_integer, _float) if _LARGE.search(text) else (None, None)
@@ -41,26 +48,15 @@ def parse_json(data: bytes, max_values: int = MAX_VALUES) -> Any:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeError as error:
         raise ValueError("it is not UTF-8 text") from error
-    except RecursionError as error:
-        raise ValueError("its lists and tables are too deep") from error
-    if _is_too_deep(value):
-        raise ValueError("its lists and tables are too deep")
     return value
 
 
-def _is_too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for each in level
-            if isinstance(each, dict | list)
-            for item in (each.values() if isinstance(each, dict) else each)
-            if isinstance(item, dict | list)
-        ]
-        if not level:
-            return False
-    return True
+def _is_too_deep(data: bytes) -> bool:
+    """Before anything is parsed, because parsers recurse; one pass, and no copy of what is between the brackets."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return False
+    brackets = _NO_BRACKETS.sub(b"", data)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,12 +8,12 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from fedelmy_node.daemon.turns import Turns
 from fedelmy_node.domain.plan import Edge
-from fedelmy_node.domain.transfer import Parcel, Receipt
+from fedelmy_node.domain.transfer import SMALLEST_BLOCK_BYTES, Parcel, Receipt
 from fedelmy_node.errors import (
     BundleError,
     ConsentError,
@@ -84,7 +84,10 @@ class _DamageError(StoreError):
 class Carrier(Protocol):
     """A connection to the receiver, as far as a courier needs it."""
 
-    def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt: ...
+    def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:
+        """`moved` hears how many bytes the receiver has, then how many have been sent."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -108,6 +111,10 @@ class Courier:
         self._roused = threading.Event()
         self._told_at = 0.0
         self._progressed = False
+        self._begun_at: int | None = None
+        """Bytes that the receiver had when this attempt began; None: it has not said."""
+        self._before: tuple[int, int] | None = None
+        """The same of the last attempt that it answered, and the size of its blocks."""
         self._thread = threading.Thread(target=self._run, name=f"courier {edge.id}", daemon=True)
         self._thread.start()
 
@@ -128,7 +135,7 @@ class Courier:
                 if first and mine:
                     first = False
                     self._tell(Begins())
-                begun, self._progressed = time.monotonic(), False
+                begun, self._progressed, self._begun_at = time.monotonic(), False, None
                 outcome = (self._damage() or self._attempt()) if mine else None
             if self._stopped.is_set() or outcome is None:
                 return
@@ -179,8 +186,25 @@ class Courier:
             logger.exception("fault while handing %s over", self.edge.id, extra=extra)
             return InternalError("E-INTERNAL", "handing over met a fault; see the node's log")
 
+    def _answered(self, size: int) -> None:
+        """The receiver has so much of it. If the attempt before brought nothing, the next one has smaller blocks.
+
+        What arrives is kept in whole blocks: a link that is cut before one has crossed would never get on.
+        """
+        offer, before = self._parcel.offer, self._before
+        self._begun_at, self._before = size, (size, offer.block_bytes)
+        smaller = max(SMALLEST_BLOCK_BYTES, before[1] // 2) if before and size <= before[0] else offer.block_bytes
+        if smaller < offer.block_bytes:
+            extra = {"run": offer.run, "step": self.edge.source}
+            logger.info("%s does not get on: next, blocks of %d KiB", self.edge.id, smaller >> 10, extra=extra)
+            self._parcel = replace(self._parcel, offer=replace(offer, block_bytes=smaller))
+
     def _moved(self, size: int) -> None:
-        self._progressed = True
+        if self._begun_at is None:
+            self._answered(size)
+        self._progressed |= size > (self._begun_at or 0)
+        if not size:
+            return
         now = time.monotonic()
         if now - self._told_at >= _NEWS_SECONDS and not self._stopped.is_set():
             self._told_at = now

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from fedelmy_node.errors import FedelmyError, InternalError, StoreError
+from fedelmy_node.daemon.readiness import shuts_down
+from fedelmy_node.errors import FedelmyError, StoreError
 
 __all__ = ["Loop"]
 
@@ -53,7 +54,7 @@ class Loop:
         self._posted.put(action)
 
     def ask(self, question: Callable[[], T]) -> T:
-        """The answer, or the error of ours that the question raises; E-INTERNAL if the loop ends before it is asked."""
+        """The answer, or the error of ours that the question raises; or that the node ends before it is asked."""
         answer: Future[T] = Future()
 
         def answering() -> None:
@@ -69,7 +70,7 @@ class Loop:
 
         with self._guard:
             if self._ended:
-                raise _gone()
+                raise shuts_down()
             self._asked.add(answer)
         self._posted.put(answering)
         try:
@@ -97,7 +98,7 @@ class Loop:
                 self._ended = True
                 for answer in self._asked:
                     if not answer.done():
-                        answer.set_exception(_gone())
+                        answer.set_exception(shuts_down())
 
     def _next(self) -> Callable[[], None] | None:
         seconds = self._alarm()
@@ -107,7 +108,3 @@ class Loop:
             return self._posted.get(timeout=seconds)
         except queue.Empty:
             return self._ring
-
-
-def _gone() -> InternalError:
-    return InternalError("E-INTERNAL", "the node is shutting down")

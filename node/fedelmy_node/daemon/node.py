@@ -82,7 +82,7 @@ class Node:
             parse_source(config.data)
         self.ready = threading.Event()
         """Set as soon as the node answers."""
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()  # as soon as it is to end
         self._guard = threading.Lock()
         self._told: dict[tuple[RunId, SiteName], StateStream[NeighbourState]] = {}
         """The newest stream of each neighbour in each run: one is enough."""
@@ -124,7 +124,7 @@ class Node:
             logger.warning(problem, extra={"private": private})
         tell_supervisor(f"READY=1\nSTATUS=site {self.site} listens on {self.address}\nX_FEDELMY_ADDRESS={self.address}")
         self.ready.set()
-        self._stopping.wait()
+        self.stopping.wait()
         logger.info("shuts down")
         tell_supervisor("STOPPING=1")
         self._endpoint.look()  # whoever watches this node's health hears it first
@@ -148,7 +148,7 @@ class Node:
             raise InternalError("E-INTERNAL", "the node met a fault and ended; its runs go on after a restart")
 
     def stop(self) -> None:
-        self._stopping.set()
+        self.stopping.set()
 
     def _open_metrics(self) -> None:
         if self._metrics is None:
@@ -322,7 +322,7 @@ class Node:
         """Why the node as a whole does not work; empty if it does."""
         if self._fault is not None or not self._executor.is_alive:
             return "the executor has stopped"
-        return "the node shuts down" if self._stopping.is_set() else ""
+        return "the node shuts down" if self.stopping.is_set() else ""
 
     def runs(self) -> list[RunSummary]:
         return self._journal.runs()
@@ -365,7 +365,7 @@ class Node:
                 return ResultModel(
                     run=candidate, site=self.site, path=str(path), sha256=record.steps[step.id].sha256,
                     size=record.steps[step.id].size, recipe=canonical_json(record.slice.recipe),
-                    data=self._config.data or "", indices=str(self._config.indices or ""),
+                    data=self._workspace.data.source, indices=str(self._config.indices or ""),
                     unreadable=self._config.unreadable,
                 )  # fmt: skip
         if run is None:

@@ -13,6 +13,7 @@ from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.consent import check_listed, efforts, refuse, refuse_bundle
 from fedelmy_node.daemon.peers import Peers
+from fedelmy_node.daemon.readiness import shuts_down
 from fedelmy_node.daemon.room import check_room, needed_bytes
 from fedelmy_node.daemon.trainers import OneJob
 from fedelmy_node.daemon.workspace import Workspace
@@ -27,7 +28,6 @@ from fedelmy_node.errors import (
     DataError,
     FedelmyError,
     IdentityError,
-    InternalError,
     RunError,
     TrainingError,
 )
@@ -151,7 +151,7 @@ class Preparation:
         self._looking = OneJob(job, scratch, {"run": plan.run})
         try:
             if self._closed:
-                raise InternalError("E-INTERNAL", "the node is shutting down")
+                raise shuts_down()
             outcome = self._looking.run()
         except TrainingError as error:
             said = f"the trainer said: {_tail(scratch / 'trainer.log')}"

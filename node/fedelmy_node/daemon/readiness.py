@@ -1,4 +1,8 @@
-"""Telling whoever started the daemon that it listens: systemd's protocol, one datagram to $NOTIFY_SOCKET."""
+"""Telling that the daemon listens, and that it ends.
+
+Whoever started it hears that by systemd's protocol, one datagram to $NOTIFY_SOCKET; whoever calls while it ends, by
+an error that says so.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import logging
 import os
 import socket
 
-__all__ = ["tell_supervisor"]
+from fedelmy_node.errors import PeerError
+
+__all__ = ["tell_supervisor", "shuts_down"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,3 +28,8 @@ def tell_supervisor(state: str) -> None:
             channel.sendto(state.encode(), address)
         except OSError as error:
             logger.warning("the supervisor does not listen on $NOTIFY_SOCKET any more: %s", error.strerror)
+
+
+def shuts_down() -> PeerError:
+    """What somebody is told whose question came too late."""
+    return PeerError("E-PEER-UNREACHABLE", "the node shuts down", hint="Try again when it has been started again.")

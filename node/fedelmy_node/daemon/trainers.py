@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import logging
 import os
+import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from fedelmy_node.children import import_environment, python
 from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_node.daemon.readiness import shuts_down
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.errors import FedelmyError, InternalError, TrainingError, error_from_code
 from fedelmy_node.training.job import Job, Outcome
@@ -31,11 +34,12 @@ __all__ = ["Trainer", "Progress", "Finished", "Failed", "Message", "OneJob"]
 logger = logging.getLogger(__name__)
 
 _MAX_LINE: Final = 64 << 20
+_ATTEMPTS: Final = 3
+"""A job that needs no inputs is tried this often if its trainer dies without a reason."""
+_CRASHED: Final = "details.log at the site has what the trainer said; check its memory and device, then try again."
 _GRACE_SECONDS: Final = 30.0
 """Between asking a trainer to end and ending it: it finishes its batch and writes a checkpoint."""
-_INHERITED: Final = frozenset(
-    {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH"}
-)
+_INHERITED: Final = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH"})
 _INHERITED_FAMILIES: Final = (
     "CUDA_",
     "NVIDIA_",
@@ -93,6 +97,8 @@ class Trainer:
         self._process: subprocess.Popen[bytes] | None = None
         self._inputs: tuple[Path, ...] | None = None
         self._stopped = False
+        self._began = False
+        """Whether it works on its step: before that there is nothing to keep."""
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
 
     def start(self) -> None:
@@ -107,8 +113,12 @@ class Trainer:
     def stop(self) -> None:
         """Ask the process to end; what it did will be gone on with, so it has time for a checkpoint.
 
-        Nothing more is told. Returns at once; after its grace the process is ended by force.
+        Nothing more is told. Returns at once; after its grace the process is ended by force, and at once if it only
+        loads, or has no checkpoints.
         """
+        if self.job.checkpoints is None or not self._began:
+            self.kill()
+            return
         with self._guard:
             self._stopped = True
             if self._process is not None:
@@ -155,10 +165,10 @@ class Trainer:
         with os.fdopen(reading, "rb") as events, (self._directory / "trainer.log").open("ab") as log:
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "fedelmy_node.training.trainer", "--events-fd", str(writing),
-                     "--about", " ".join((self.job.site, *self._about.values()))],
+                    python("fedelmy_node.training.trainer", "--events-fd", str(writing),
+                           "--about", " ".join((self.job.site, *self._about.values()))),
                     stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(self.job),
-                    pass_fds=(writing, lock.fileno()), start_new_session=True,
+                    cwd=self._directory, pass_fds=(writing, lock.fileno()), start_new_session=True,
                 )  # fmt: skip
             finally:
                 os.close(writing)
@@ -172,6 +182,7 @@ class Trainer:
             try:
                 while line := events.readline(_MAX_LINE):
                     last = _read(line)
+                    self._began |= isinstance(last, Progress) and last.kind != EventKind.READY
                     if isinstance(last, Progress) and not self._stopped:
                         self._tell(last)
             finally:
@@ -204,31 +215,51 @@ class Trainer:
 
 
 class OneJob:
-    """A trainer for a job that needs no inputs, and the way to wait for it."""
+    """A trainer for a job that needs no inputs, and the way to wait for it; one that dies is started again."""
 
     def __init__(self, job: Job, directory: Path, about: Mapping[str, str] | None = None) -> None:
-        self._ended = threading.Event()
-        self._last: Message | None = None
-        self._trainer = Trainer(job, directory, self._hear, about)
+        self._job, self._directory, self._about = job, directory, about
+        self._guard = threading.Lock()
+        self._trainer: Trainer | None = None
+        self._ended: queue.SimpleQueue[Finished | Failed | None] = queue.SimpleQueue()
+        self._stopped = False
 
     def run(self) -> Outcome:
         """What the job came to; what went wrong is raised."""
-        self._trainer.start()
-        self._trainer.go(())
-        self._ended.wait()
-        if isinstance(self._last, Finished):
-            return self._last.outcome
-        raise self._last.error if isinstance(self._last, Failed) else InternalError("E-INTERNAL", "the node shuts down")
+        for attempt in itertools.count(1):
+            last = self._attempt()
+            if isinstance(last, Finished):
+                return last.outcome
+            if last is None:
+                break
+            if not last.crashed:
+                raise last.error
+            logger.warning("%s; attempt %d of %d", last.error, attempt, _ATTEMPTS, extra=self._about)
+            if attempt == _ATTEMPTS:
+                message, private = f"{last.error.message}, {attempt} times in a row", last.error.private
+                raise TrainingError("E-TRAINING-CRASH", message, hint=_CRASHED, private=private)
+        raise shuts_down()
+
+    def _attempt(self) -> Finished | Failed | None:
+        with self._guard:
+            if self._stopped:
+                return None
+            self._trainer = Trainer(self._job, self._directory, self._hear, self._about)
+            self._trainer.start()
+            self._trainer.go(())
+        return self._ended.get()
 
     def stop(self) -> None:
         """Nobody waits for the outcome any more, and nothing of it is kept."""
-        self._trainer.kill()
-        self._ended.set()
+        with self._guard:
+            self._stopped = True
+            if self._trainer is not None:
+                self._trainer.kill()
+        self._ended.put(None)
 
     def _hear(self, message: Message) -> None:
-        self._last = message
         if not isinstance(message, Progress):
-            self._ended.set()
+            self._ended.put(message)
 
 
 def _read(line: bytes) -> Message:
@@ -249,4 +280,4 @@ def _environment(job: Job) -> dict[str, str]:
         name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith(_INHERITED_FAMILIES)
     }
     # Fixed before torch is loaded: the last bits of the result depend on the number of threads.
-    return kept | {"OMP_NUM_THREADS": str(job.recipe.training.threads), "PYTHONUNBUFFERED": "1"}
+    return kept | import_environment() | {"OMP_NUM_THREADS": str(job.recipe.training.threads), "PYTHONUNBUFFERED": "1"}

@@ -13,6 +13,7 @@ from fedelmy_node.domain.plan import Edge, Step, StepKind
 from fedelmy_node.durable import remove_tree
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import RunRecord
+from fedelmy_node.training.data import absolute_source
 from fedelmy_node.training.job import JOBS, DataSpec, Job
 
 __all__ = ["Workspace"]
@@ -26,13 +27,14 @@ class Workspace:
     def __init__(self, config: SiteConfig, layout: Layout) -> None:
         self._config = config
         self._layout = layout
+        self._source = absolute_source(config.data or "")  # trainers work in directories of their own
 
     @property
     def data(self) -> DataSpec:
         """The site's data as trainers are told of it."""
         config = self._config
         return DataSpec(
-            source=config.data or "", indices=config.indices, unreadable=config.unreadable,
+            source=self._source, indices=config.indices, unreadable=config.unreadable,
             spill=self._layout.samples, memory_bytes=config.trainer.data_bytes,
         )  # fmt: skip
 

@@ -10,10 +10,12 @@ from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId, site_name, step_id
 from fedelmy_node.errors import TransferError
 
-__all__ = ["BLOCK_BYTES", "Skip", "Origin", "Offer", "Parcel", "Block", "Receipt"]
+__all__ = ["BLOCK_BYTES", "SMALLEST_BLOCK_BYTES", "Skip", "Origin", "Offer", "Parcel", "Block", "Receipt"]
 
 BLOCK_BYTES: Final = 1 << 20
 """Of every block but the last: large enough to be fast, small enough to lose little."""
+SMALLEST_BLOCK_BYTES: Final = 64 << 10
+"""That every receiver takes: for links that do not last for larger ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -121,7 +121,7 @@ class PeerClient:
                 yield convert.neighbour_state_from_pb(message)
 
     def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:
-        """Bring a bundle to the neighbour: what it has not got yet, block by block; `moved` hears the bytes so far."""
+        """Bring the neighbour what it has not got of a bundle; `moved` hears what it has, then how far it is."""
         offer = parcel.offer
         with map_errors(self._name):
             # No deadline: the receiver may have to read what it has. A dead link is noticed by keep-alive.
@@ -132,6 +132,7 @@ class PeerClient:
                 if not 0 <= answer.resume_from <= -(-offer.size // offer.block_bytes):
                     message = f"{self._name} asks for block {answer.resume_from}, which the bundle has not got"
                     raise PeerError("E-PEER-PROTOCOL", message)
+                moved(min(answer.resume_from * offer.block_bytes, offer.size))
                 receipt = self._send(BlockStream(parcel, answer.resume_from), moved)
         if (receipt.edge, receipt.sha256, receipt.size) != (offer.edge, offer.sha256, offer.size):
             raise TransferError("E-TRANSFER-HASH", f"{self._name} acknowledged another bundle than was sent")

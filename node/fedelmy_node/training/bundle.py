@@ -25,6 +25,7 @@ from torch import Tensor
 from fedelmy_node.bundles.header import ITEM_BYTES, read_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.domain.federation import WireDtype
 from fedelmy_node.durable import replacing
 from fedelmy_node.errors import BundleError, TrainingError
@@ -163,11 +164,11 @@ def _metadata(groups: Groups, aliases: Mapping[str, str]) -> str:
 
 def _parse_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
-        table = json.loads(metadata[_KEY])
+        table = parse_json(metadata[_KEY].encode())
         groups, aliases = table["groups"], table["aliases"]
         names = [*groups, *aliases, *aliases.values()]
         usable = table["format"] == _FORMAT and all(isinstance(name, str) for name in names)
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise BundleError("E-BUNDLE-FORMAT", "not a bundle: it has other metadata") from error
     if not usable:
         raise BundleError("E-BUNDLE-FORMAT", f"not a bundle: format {table['format']!r} is not known here")

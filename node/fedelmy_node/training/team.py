@@ -10,12 +10,12 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from fedelmy_node.children import python
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.training.job import Job
 
@@ -54,8 +54,8 @@ class Team:
         reading, writing = os.pipe()
         try:
             member = subprocess.Popen(
-                [sys.executable, "-m", "fedelmy_node.training.trainer", "--events-fd", str(writing),
-                 "--rank", str(number), "--about", f"{about} process {number}"],
+                python("fedelmy_node.training.trainer", "--events-fd", str(writing),
+                       "--rank", str(number), "--about", f"{about} process {number}"),
                 stdin=subprocess.PIPE, pass_fds=(writing,),
             )  # fmt: skip
         finally:

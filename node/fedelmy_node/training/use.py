@@ -15,6 +15,7 @@ from safetensors import safe_open
 from torch import nn
 
 from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.domain.federation import ModelSpec, Recipe, Task
 from fedelmy_node.domain.reports import ResultModel
 from fedelmy_node.durable import replacing
@@ -62,7 +63,7 @@ def load_model(file: Path | str, *, code: Collection[str] = ()) -> TrainedModel:
     A model that is a `module:function` is built only if `code` has its name: a file may name anything.
     """
     with safe_open(file, framework="pt") as opened:
-        description = json.loads((opened.metadata() or {}).get("fedelmy", "null"))
+        description = parse_json((opened.metadata() or {}).get("fedelmy", "null").encode())
     if description is None:
         raise BundleError("E-BUNDLE-FORMAT", f"{file} is not an exported model", hint="Make one with `model export`.")
     task = decode(Task, description["task"])

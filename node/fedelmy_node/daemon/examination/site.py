@@ -36,7 +36,7 @@ from fedelmy_node.errors import DataError, FedelmyError, IdentityError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.store.beside import newest_plan
 from fedelmy_node.store.layout import Layout
-from fedelmy_node.training.data import parse_source
+from fedelmy_node.training.data import absolute_source, parse_source
 from fedelmy_node.training.job import DataSpec, Job, Outcome
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.strategies import Effort, effort_of, settings_for
@@ -186,7 +186,7 @@ class SiteExamination:
         config = self._config
         scratch = Path(tempfile.mkdtemp(prefix="fedelmy-doctor-"))
         data = DataSpec(
-            source=config.data or "", indices=config.indices, unreadable="skip",
+            source=absolute_source(config.data or ""), indices=config.indices, unreadable="skip",
             spill=self._layout.place, memory_bytes=config.trainer.data_bytes,
         )  # fmt: skip
         job = Job(

@@ -26,7 +26,7 @@ from fedelmy_node.config.code import is_code, is_importable
 from fedelmy_node.config.registry import Registry
 from fedelmy_node.errors import DataError
 
-__all__ = ["SourceKind", "SOURCES", "INSTALLED", "Source", "parse_source"]
+__all__ = ["SourceKind", "SOURCES", "INSTALLED", "Source", "parse_source", "absolute_source"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +121,24 @@ def parse_source(text: str) -> Source:
     if kind.path not in (None, _PERHAPS) and not path:
         raise DataError("E-DATA-SOURCE", f"{name} needs a path", hint=f"Write {name}:{kind.path}.")
     return Source(kind=name, path=Path(path) if path else None)
+
+
+def absolute_source(text: str) -> str:
+    """The same source for a process that works in another directory; what is wrong with it, that one will say.
+
+    What stands behind a function of somebody's own may be anything; if it is a file here, that is what it means.
+    """
+    name, _, rest = text.partition(":")
+    if name == "shifted":
+        domain, colon, shifted = rest.partition(":")
+        return f"{name}:{domain}:{absolute_source(shifted)}" if colon else text
+    try:
+        source = parse_source(text)
+    except DataError:
+        return text
+    if source.path is None or not (name in SOURCES or source.path.exists()):
+        return text
+    return f"{source.kind}:{source.path.absolute()}"
 
 
 def _suggestion(name: str) -> str:
