@@ -133,9 +133,10 @@ class Field:
     def _make_bundle(self) -> Path:
         """Zeros of the right shapes: what the model holds does not matter here."""
         code = (
-            "import sys, torch, torchvision; from safetensors.torch import save_file\n"
+            "import sys, torchvision; from pathlib import Path\n"
+            "from fedelmy_node.training.bundle import write_bundle\n"
             "model = torchvision.models.resnet50(num_classes=10)\n"
-            "save_file({f'model/{k}': torch.zeros_like(v) for k, v in model.state_dict().items()}, sys.argv[1])"
+            "write_bundle(Path(sys.argv[1]), {'model': {k: v * 0 for k, v in model.state_dict().items()}})"
         )
         path = self.root / "bundle.safetensors"
         subprocess.run([sys.executable, "-c", code, str(path)], check=True)

@@ -11,10 +11,10 @@ from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName, StepId, file_stem
 from fedelmy_node.domain.plan import Edge, Plan, Step, StepKind, in_order
-from fedelmy_node.durable import cannot_write
+from fedelmy_node.durable import cannot_write, file_sha256
 from fedelmy_node.errors import DataError
 from fedelmy_node.training.data import parse_source
-from fedelmy_node.training.job import JOBS, DataSpec, Job, Outcome
+from fedelmy_node.training.job import JOBS, DataSpec, Input, Job, Outcome
 
 __all__ = ["Simulation", "data_of"]
 
@@ -86,7 +86,9 @@ class Simulation:
 
     def evaluate(self, bundle: Path, site: SiteName) -> Mapping[str, Any]:
         """Counts and metrics of any bundle of this recipe on a site's test data."""
-        return self._work(self._job(StepKind.EVALUATE, site, 0, None), (bundle,), lambda *_: None).report
+        return self._work(
+            self._job(StepKind.EVALUATE, site, 0, None), (Input(bundle, file_sha256(bundle)),), lambda *_: None
+        ).report
 
     def _compute(self, step: Step) -> Outcome:
         output = None
@@ -97,7 +99,7 @@ class Simulation:
             except OSError as error:
                 raise cannot_write(output.parent, error) from error
         job = self._job(step.kind, step.site, step.visit, output)
-        inputs = tuple(self._bundles[need][0] for need in step.needs)
+        inputs = tuple(Input(*self._bundles[need][:2]) for need in step.needs)
         outcome = self._work(job, inputs, lambda kind, data: self._event(step.site, step.id, kind, data))
         if output is not None:
             self._bundles[step.id] = output, outcome.sha256 or "", outcome.bytes
@@ -111,7 +113,7 @@ class Simulation:
         )  # fmt: skip
 
     @staticmethod
-    def _work(job: Job, inputs: tuple[Path, ...], emit: Callable[[EventKind, Mapping[str, Any]], None]) -> Outcome:
+    def _work(job: Job, inputs: tuple[Input, ...], emit: Callable[[EventKind, Mapping[str, Any]], None]) -> Outcome:
         from fedelmy_node.training.step import load, run  # torch: only simulation needs it here
 
         return run(load(job), inputs, emit)

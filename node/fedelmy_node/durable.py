@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,10 @@ from pathlib import Path
 
 from fedelmy_node.errors import StoreError
 
-__all__ = ["replacing", "publish", "write_durably", "sync_directory", "remove_tree", "cannot_write"]
+__all__ = [
+    "replacing", "publish", "write_durably", "sync_directory", "remove_tree", "cannot_write", "file_sha256",
+    "check_intact",
+]  # fmt: skip
 
 
 @contextmanager
@@ -64,6 +68,22 @@ def remove_tree(path: Path) -> None:
         import shutil  # over a megabyte that an idle daemon does not need
 
         shutil.rmtree(path, ignore_errors=True)
+
+
+def file_sha256(path: Path) -> str:
+    """The digest of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_intact(path: Path, sha256: str, what: str) -> None:
+    """Raise E-STORE-DAMAGED unless a file has the digest that it was journaled with; `what` names it."""
+    try:
+        problem = "" if file_sha256(path) == sha256 else "has changed since it was written"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    if problem:
+        raise StoreError("E-STORE-DAMAGED", f"{what} on this site's disk {problem}", private=str(path))
 
 
 def cannot_write(path: Path, error: OSError) -> StoreError:

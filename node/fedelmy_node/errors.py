@@ -54,6 +54,8 @@ class FedelmyError(Exception):
         self.private = private
         self.about = ""
         """The run that it is about, where whoever met it knew."""
+        self.inputs: tuple[int, ...] = ()
+        """Positions of the inputs of a step that cannot be used, where they are the cause."""
 
     @property
     def whole(self) -> str:

@@ -22,6 +22,7 @@ from reports import make_report, origin
 
 from fedelmy_launcher.plans import signed_cancel, signed_slices
 from fedelmy_node.bundles.header import read_header
+from fedelmy_node.bundles.metadata import KEY, metadata_text
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.config.decode import canonical_json, encode
 from fedelmy_node.config.plan_file import read_slice
@@ -91,7 +92,8 @@ def _bundle() -> bytes:
     from safetensors.numpy import save_file
 
     path = directory() / "bundle.safetensors"
-    save_file({"model/w": numpy.full(50_000, 0.5, numpy.float32), "model/n": numpy.array([7], numpy.int64)}, path)
+    tensors = {"model/w": numpy.full(50_000, 0.5, numpy.float32), "model/n": numpy.array([7], numpy.int64)}
+    save_file(tensors, path, metadata={KEY: metadata_text(["model"], {})})
     return path.read_bytes()
 
 
@@ -408,19 +410,20 @@ def header_seeds() -> list[bytes]:
 
 
 @cache
-def small_bundle() -> tuple[bytes, Any]:
-    """A bundle of a few hundred bytes, and its manifest."""
+def small_bundle() -> tuple[bytes, Any, str]:
+    """A bundle of a few hundred bytes, its manifest and its metadata."""
     import numpy
     from safetensors.numpy import save_file
 
     path = directory() / "small.safetensors"
-    save_file({"model/w": numpy.full(60, 0.5, numpy.float32), "model/h": numpy.ones((2, 3), numpy.float16)}, path)
-    return path.read_bytes(), read_header(path).manifest
+    tensors = {"model/w": numpy.full(60, 0.5, numpy.float32), "model/h": numpy.ones((2, 3), numpy.float16)}
+    save_file(tensors, path, metadata={KEY: metadata_text(["model"], {})})
+    return path.read_bytes(), read_header(path).manifest, metadata_text(["model"], {})
 
 
 @cache
 def bundle_seeds() -> list[bytes]:
-    whole, _ = small_bundle()
+    whole, *_ = small_bundle()
     return [whole, whole[:-5]]
 
 

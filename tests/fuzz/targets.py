@@ -335,7 +335,7 @@ def _json(data: bytes) -> None:
 
 def _stream(data: bytes) -> None:
     """A bundle as it arrives, in pieces that depend on its length."""
-    check = StreamCheck(len(data), scene.small_bundle()[1])
+    check = StreamCheck(len(data), *scene.small_bundle()[1:])
     piece = 1 + len(data) % 97
     for begin in range(0, len(data), piece):
         check.feed(data[begin : begin + piece])

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from fedelmy_launcher.plans import compile_plan, new_plan_id, signed_slices
 from fedelmy_node.bundles.header import read_header
+from fedelmy_node.bundles.metadata import KEY, metadata_text
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon.arrival import Arrival
@@ -97,7 +98,8 @@ class South:
 
 
 def make_bundle(path: Path, size: int = 300_000, value: float = 0.5) -> Path:
-    save_file({"model/w": np.full(size, value, np.float32), "model/n": np.array([7], np.int64)}, path)
+    tensors = {"model/w": np.full(size, value, np.float32), "model/n": np.array([7], np.int64)}
+    save_file(tensors, path, metadata={KEY: metadata_text(["model"], {})})
     return path
 
 

@@ -382,7 +382,7 @@ class World(Mishaps):
 
     def _train(self, daemon: Daemon, trainer: SimTrainer) -> None:
         site, inputs = daemon.site, trainer.inputs or ()
-        if not all(path.exists() for path in inputs):
+        if not all(given.path.exists() for given in inputs):
             raise FaultError(f"{site.name} has removed an input of a step that it computes")
         if not trainer.told and self.choices.pick(2):
             trainer.told = True
@@ -396,7 +396,7 @@ class World(Mishaps):
         outcome = Outcome()
         if trainer.job.output is not None:
             mine = {f"{site.name}{trainer.job.visit}"} if trainer.job.kind == "train" else set()
-            by = mine.union(*(json.loads(path.read_text()) for path in inputs))
+            by = mine.union(*(json.loads(given.path.read_text()) for given in inputs))
             if not by:
                 raise FaultError(f"{site.name} merges nothing")
             text = json.dumps(sorted(by))

@@ -10,11 +10,12 @@ from torch import nn
 
 from fedelmy_node.domain.federation import InputFormat, ModelSpec, Recipe, StrategySpec, Task, Training
 from fedelmy_node.domain.names import SiteName
+from fedelmy_node.durable import file_sha256
 from fedelmy_node.training.batches import Batches
 from fedelmy_node.training.data.samples import Samples
 from fedelmy_node.training.fit import Bench
 from fedelmy_node.training.flat import FlatModel
-from fedelmy_node.training.job import DataSpec, Job
+from fedelmy_node.training.job import DataSpec, Input, Job
 from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.progress import Progress
 
@@ -53,6 +54,11 @@ def job(kind: Any, recipe: Recipe, *, site: str = NORTH, output: Path | None = N
         output=output,
         **more,
     )
+
+
+def bundles(*paths: Path) -> tuple[Input, ...]:
+    """Bundles as a step is given them, with the digests that they have."""
+    return tuple(Input(path, file_sha256(path)) for path in paths)
 
 
 def samples(count: int, *, task: Task, seed: int = 0) -> Samples:

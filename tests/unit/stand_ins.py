@@ -30,7 +30,7 @@ from fedelmy_node.rpc.clients import PeerClient
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import RunRecord
-from fedelmy_node.training.job import Job
+from fedelmy_node.training.job import Input, Job
 
 __all__ = [
     "RUN", "Clock", "SimJournal", "SimPeers", "SimLoop", "SimWatch", "Line", "SimCourier", "SimArrival", "SimTrainer",
@@ -222,7 +222,7 @@ class SimTrainer:
         self, home: Home, job: Job, directory: Path, tell: Callable[[Message], None], about: Mapping[str, str]
     ) -> None:
         self.job, self.tell = job, tell
-        self.inputs: tuple[Path, ...] | None = None
+        self.inputs: tuple[Input, ...] | None = None
         self.told = False
         self._home = home()
         self._home.trainers.append(self)
@@ -230,7 +230,7 @@ class SimTrainer:
     def start(self) -> None:
         pass
 
-    def go(self, inputs: tuple[Path, ...]) -> None:
+    def go(self, inputs: tuple[Input, ...]) -> None:
         self.inputs = inputs
 
     def kill(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_recipes import job, recipe
+from small_recipes import bundles, job, recipe
 
 from fedelmy_node.config.consent import Consent
 from fedelmy_node.domain.federation import Recipe, StrategySpec
@@ -22,7 +22,7 @@ def with_strategy(name: str, **settings: float) -> Recipe:
 
 
 def done(kind: str, wanted: Recipe, output: Path, *inputs: Path, site: str = "north") -> Path:
-    run(load(job(kind, wanted, site=site, output=output)), inputs, lambda *_: None)
+    run(load(job(kind, wanted, site=site, output=output)), bundles(*inputs), lambda *_: None)
     return output
 
 

@@ -7,10 +7,11 @@ import torch
 from safetensors.torch import save_file
 
 from fedelmy_node.bundles import finite
-from fedelmy_node.bundles.check import check_bundle, check_manifest
-from fedelmy_node.bundles.finite import find_nonfinite
+from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.bundles.metadata import KEY, metadata_text
+from fedelmy_node.bundles.stream import check_bundle
 from fedelmy_node.errors import BundleError
 
 
@@ -19,8 +20,17 @@ def info(name, *shape, dtype="F32"):
 
 
 def saved(path, **tensors):
-    save_file(tensors, path)
+    save_file(tensors, path, metadata={KEY: metadata_text({name.partition("/")[0] for name in tensors}, {})})
     return path
+
+
+def check(path, manifest=None, expected=""):
+    """What is wrong with a bundle, or nothing."""
+    try:
+        check_bundle(path, read_header(path).manifest if manifest is None else manifest, expected)
+    except BundleError as error:
+        return error
+    return None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -30,49 +40,76 @@ def test_finds_every_kind_of_nonfinite_value(tmp_path, monkeypatch, dtype, bad, 
     monkeypatch.setattr(finite, "BLOCK_BYTES", 64)
     values = torch.linspace(-1, 1, 1000).to(dtype)
     values[position] = bad
-    path = saved(tmp_path / "file", a=torch.ones(7), b=values, c=torch.full((3,), float("nan")))
+    path = saved(tmp_path / "file", **{"m/a": torch.ones(7), "m/b": values, "m/c": torch.full((3,), float("nan"))})
     header = read_header(path)
-    first = min(
-        (span, info.name) for span, info in zip(header.spans, header.manifest, strict=True) if info.name != "a"
-    )[1]
-    assert find_nonfinite(path, header) == first
+    tensors = zip(header.spans, header.manifest, strict=True)
+    first = min((span, tensor.name) for span, tensor in tensors if tensor.name != "m/a")[1]
+    found = check(path)
+    assert found.code == "E-BUNDLE-NONFINITE"
+    assert first in found.message
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_largest_and_smallest_numbers_are_finite(tmp_path, dtype):
     limits = torch.finfo(dtype)
     values = torch.tensor([limits.max, limits.min, limits.tiny, limits.smallest_normal, -0.0], dtype=dtype)
-    path = saved(tmp_path / "file", a=values, empty=torch.zeros(0, dtype=dtype))
-    assert find_nonfinite(path, read_header(path)) is None
+    assert check(saved(tmp_path / "file", **{"m/a": values, "m/empty": torch.zeros(0, dtype=dtype)})) is None
 
 
 def test_integers_are_finite_whatever_their_bits(tmp_path):
-    path = saved(tmp_path / "file", a=torch.full((9,), -1), b=torch.full((9,), 255, dtype=torch.uint8))
-    assert find_nonfinite(path, read_header(path)) is None
+    tensors = {"m/a": torch.full((9,), -1), "m/b": torch.full((9,), 255, dtype=torch.uint8)}
+    assert check(saved(tmp_path / "file", **tensors)) is None
 
 
-def test_a_file_that_shrinks_meanwhile(tmp_path):
-    path = saved(tmp_path / "file", a=torch.ones(100))
-    header = read_header(path)
-    os.truncate(path, header.file_bytes - 1)
-    with pytest.raises(BundleError, match="E-BUNDLE-FORMAT"):
-        find_nonfinite(path, header)
+@pytest.mark.parametrize("missing", [1, 400])
+def test_a_file_that_is_too_short(tmp_path, missing):
+    path = saved(tmp_path / "file", **{"m/a": torch.ones(100)})
+    manifest = read_header(path).manifest
+    os.truncate(path, path.stat().st_size - missing)
+    assert check(path, manifest).code == "E-BUNDLE-FORMAT"
 
 
 def test_a_good_bundle_passes(tmp_path):
     path = saved(tmp_path / "file", **{"model/a": torch.ones(2, 3), "model/n": torch.tensor(3)})
-    header = check_bundle(path, [info("model/n", dtype="I64"), info("model/a", 2, 3)])
-    assert header.manifest == (info("model/a", 2, 3), info("model/n", dtype="I64"))
+    manifest = [info("model/n", dtype="I64"), info("model/a", 2, 3)]
+    assert check(path, manifest) is check(path, manifest, metadata_text(["model"], {})) is None
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"format": "pt"},
+        {KEY: "not JSON"},
+        {KEY: '{"format":1,"groups":["model"]}'},
+        {KEY: metadata_text(["other"], {})},
+        {KEY: metadata_text(["model", "other"], {})},
+        {KEY: metadata_text(["model"], {"model/z": "model/missing"})},
+        {KEY: metadata_text(["model"], {"other/z": "model/a"})},
+        {KEY: metadata_text(["model"], {}).replace("1", "2")},
+    ],
+)
+def test_foreign_metadata_are_refused(tmp_path, metadata):
+    """Whoever reads the file would refuse them: then it is too late."""
+    save_file({"model/a": torch.ones(2)}, tmp_path / "file", metadata=metadata)
+    for expected in ("", metadata_text(["model"], {})):
+        assert check(tmp_path / "file", expected=expected).code == "E-BUNDLE-FORMAT"
+
+
+def test_only_what_a_run_expects_is_taken_where_that_is_known(tmp_path):
+    tied = metadata_text(["model"], {"model/z": "model/a"})
+    save_file({"model/a": torch.ones(2)}, tmp_path / "file", metadata={KEY: tied})
+    assert check(tmp_path / "file") is check(tmp_path / "file", expected=tied) is None
+    assert check(tmp_path / "file", expected=metadata_text(["model"], {})).code == "E-BUNDLE-FORMAT"
 
 
 def test_a_difference_is_named_with_both_shapes(tmp_path):
     path = saved(tmp_path / "file", **{"model/a": torch.ones(2, 3), "model/x": torch.ones(1)})
-    with pytest.raises(BundleError) as caught:
-        check_bundle(path, [info("model/a", 2, 4), info("model/b", 5)])
-    assert caught.value.code == "E-BUNDLE-MANIFEST"
-    assert "model/a: F32[2, 3] instead of F32[2, 4]" in caught.value.message
-    assert "model/b: nothing instead of F32[5]" in caught.value.message
-    assert "model/x: F32[1] instead of nothing" in caught.value.message
+    found = check(path, [info("model/a", 2, 4), info("model/b", 5)])
+    assert found.code == "E-BUNDLE-MANIFEST"
+    assert "model/a: F32[2, 3] instead of F32[2, 4]" in found.message
+    assert "model/b: nothing instead of F32[5]" in found.message
+    assert "model/x: F32[1] instead of nothing" in found.message
 
 
 def test_many_differences_are_counted():
@@ -87,7 +124,6 @@ def test_a_name_twice_is_a_difference():
 
 def test_a_nonfinite_bundle_is_refused_by_name(tmp_path):
     path = saved(tmp_path / "file", **{"model/a": torch.tensor([1.0, float("nan")])})
-    with pytest.raises(BundleError) as caught:
-        check_bundle(path, [info("model/a", 2)])
-    assert caught.value.code == "E-BUNDLE-NONFINITE"
-    assert "model/a" in caught.value.message
+    found = check(path, [info("model/a", 2)])
+    assert found.code == "E-BUNDLE-NONFINITE"
+    assert "model/a" in found.message

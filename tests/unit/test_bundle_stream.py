@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedelmy_node.bundles.check import check_bundle
 from fedelmy_node.bundles.header import ITEM_BYTES, longest_header, parse_header
 from fedelmy_node.bundles.manifest import TensorInfo
-from fedelmy_node.bundles.stream import StreamCheck
+from fedelmy_node.bundles.metadata import KEY, metadata_text
+from fedelmy_node.bundles.stream import StreamCheck, check_bundle
 from fedelmy_node.errors import BundleError
 
 NONFINITE = {
@@ -45,13 +45,14 @@ def make(draw: st.DataObject, shapes: list[tuple[str, list[int]]]) -> tuple[byte
         table[f"t{draw.draw(st.integers(0, 9))}{number}"] = {
             "dtype": dtype, "shape": shape, "data_offsets": [begin, len(data)],
         }  # fmt: skip
-    text = json.dumps(table).encode() + b" " * draw.draw(st.integers(0, 9))
+    metadata = {KEY: metadata_text(table, {})}
+    text = json.dumps({"__metadata__": metadata, **table}).encode() + b" " * draw.draw(st.integers(0, 9))
     bundle = len(text).to_bytes(8, "little") + text + bytes(data)
     return bundle, parse_header(text, len(bundle)).manifest
 
 
 def by_stream(bundle: bytes, sizes: list[int], manifest: tuple[TensorInfo, ...]) -> str | None:
-    check, position, number = StreamCheck(len(bundle), manifest), 0, 0
+    check, position, number = StreamCheck(len(bundle), manifest, ""), 0, 0
     try:
         while position < len(bundle):
             size = sizes[number % len(sizes)]
@@ -68,7 +69,7 @@ def by_file(bundle: bytes, manifest: tuple[TensorInfo, ...]) -> str | None:
         path = Path(directory) / "bundle"
         path.write_bytes(bundle)
         try:
-            check_bundle(path, manifest)
+            check_bundle(path, manifest, "")
         except BundleError as error:
             return str(error)
     return None
@@ -96,7 +97,7 @@ def test_both_checks_agree_about_what_is_damaged(
 def test_another_model_is_refused_with_the_header() -> None:
     text = json.dumps({"a": {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]}}).encode()
     head = len(text).to_bytes(8, "little") + text
-    check = StreamCheck(len(head) + 4000, (TensorInfo(name="b", dtype="F32", shape=(1000,)),))
+    check = StreamCheck(len(head) + 4000, (TensorInfo(name="b", dtype="F32", shape=(1000,)),), "")
     check.feed(head[:-1])
     with pytest.raises(BundleError, match="E-BUNDLE-MANIFEST"):
         check.feed(head[-1:])
@@ -106,6 +107,21 @@ def test_a_header_longer_than_these_tensors_need_is_refused_with_its_length() ->
     """Otherwise every arriving bundle could make the daemon hold 32 MiB."""
     manifest = (TensorInfo(name="b", dtype="F32", shape=(1000,)),)
     assert longest_header(manifest) < 70_000
-    check = StreamCheck(64 << 20, manifest)
+    check = StreamCheck(64 << 20, manifest, "")
     with pytest.raises(BundleError, match="too long"):
         check.feed((100_000).to_bytes(8, "little"))
+
+
+def count(samples: int) -> tuple[bytes, tuple[TensorInfo, ...]]:
+    table = {"seen/samples": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}
+    text = json.dumps({"__metadata__": {KEY: metadata_text(["seen"], {})}, **table}).encode()
+    bundle = len(text).to_bytes(8, "little") + text + samples.to_bytes(8, "little", signed=True)
+    return bundle, (TensorInfo(name="seen/samples", dtype="I64", shape=(1,)),)
+
+
+@pytest.mark.parametrize("block", [1, 3, 1000])
+def test_a_count_of_samples_must_be_one(block: int) -> None:
+    for samples in (0, 1, 2**53):
+        assert by_stream(count(samples)[0], [block], count(samples)[1]) is None
+    for samples in (-1, 2**53 + 1, -(2**63)):
+        assert "cannot have been trained" in str(by_stream(count(samples)[0], [block], count(samples)[1]))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_recipes import job, make_bench, net, recipe
+from small_recipes import bundles, job, make_bench, net, recipe
 from torch import nn
 
 from fedelmy_node.domain.events import Event, EventKind
@@ -378,10 +378,10 @@ def test_the_key_is_the_job(tmp_path):
     wanted = job("train", recipe(), output=tmp_path / "out")
     keys = [
         job_key(wanted, [], {"train": 5}),
-        job_key(wanted, [tmp_path / "a"], {"train": 5}),
-        job_key(wanted, [tmp_path / "b"], {"train": 5}),
-        job_key(wanted, [tmp_path / "a", tmp_path / "b"], {"train": 5}),
-        job_key(wanted, [tmp_path / "b", tmp_path / "a"], {"train": 5}),
+        job_key(wanted, bundles(tmp_path / "a"), {"train": 5}),
+        job_key(wanted, bundles(tmp_path / "b"), {"train": 5}),
+        job_key(wanted, bundles(tmp_path / "a", tmp_path / "b"), {"train": 5}),
+        job_key(wanted, bundles(tmp_path / "b", tmp_path / "a"), {"train": 5}),
         job_key(wanted, [], {"train": 6}),
         job_key(dataclasses.replace(wanted, visit=2), [], {"train": 5}),
         job_key(job("train", recipe(), site="south"), [], {"train": 5}),
@@ -484,7 +484,7 @@ def test_a_whole_job_is_resumed_and_narrated(tmp_path):
     small = recipe(training=Training(epochs=2, batch_size=256, threads=1), pool_size=2)
     wanted = job("train", small, site="south", output=tmp_path / "b", checkpoints=tmp_path / "checkpoints")
     plain = dataclasses.replace(wanted, checkpoints=None, output=tmp_path / "plain")
-    expected = run(load(plain), (tmp_path / "first",), lambda *_: None)
+    expected = run(load(plain), bundles(tmp_path / "first"), lambda *_: None)
     assert first.sha256 != expected.sha256
 
     events, stopping = [], Stopping()
@@ -495,9 +495,9 @@ def test_a_whole_job_is_resumed_and_narrated(tmp_path):
             stopping.ask()
 
     with pytest.raises(Terminated):
-        run(load(wanted), (tmp_path / "first",), stop_in_member_2, stopping)
+        run(load(wanted), bundles(tmp_path / "first"), stop_in_member_2, stopping)
     events.clear()
-    assert run(load(wanted), (tmp_path / "first",), lambda *event: events.append(event)) == expected
+    assert run(load(wanted), bundles(tmp_path / "first"), lambda *event: events.append(event)) == expected
     assert (tmp_path / "b").read_bytes() == (tmp_path / "plain").read_bytes()
     kinds = [kind for kind, _ in events]
     assert kinds == [EventKind.RESUMED, EventKind.BEGUN, EventKind.EPOCH, EventKind.MEMBER]
@@ -505,7 +505,7 @@ def test_a_whole_job_is_resumed_and_narrated(tmp_path):
     assert narrate(event) == "goes on from a checkpoint: pool member 2/2, epoch 2, batch 0"
 
     events.clear()
-    assert run(load(wanted), (tmp_path / "plain",), lambda *event: events.append(event)) != expected
+    assert run(load(wanted), bundles(tmp_path / "plain"), lambda *event: events.append(event)) != expected
     assert EventKind.RESUMED not in [kind for kind, _ in events]
 
 

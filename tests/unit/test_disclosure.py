@@ -10,7 +10,7 @@ import pytest
 import scene
 from federations import make_plan
 from reports import make_report
-from small_recipes import job, recipe
+from small_recipes import bundles, job, recipe
 
 from fedelmy_node.config.consent import EVERYTHING, Consent
 from fedelmy_node.daemon.disclosure import KEYS, Disclosed
@@ -144,8 +144,8 @@ def test_every_key_that_a_trainer_emits_is_classified(tmp_path: Path) -> None:
     reports = [
         done.report,
         loaded.summary,
-        run(load(later), (path,), lambda *news: said.append(news)).report,
-        run(load(job("evaluate", recipe())), (path,), lambda *news: said.append(news)).report,
+        run(load(later), bundles(path), lambda *news: said.append(news)).report,
+        run(load(job("evaluate", recipe())), bundles(path), lambda *news: said.append(news)).report,
         run(load(job("prepare", recipe())), (), lambda *news: said.append(news)).report,
     ]
     kinds = {kind for kind, _ in said}

@@ -5,10 +5,10 @@ import json
 
 import pytest
 import torch
-from small_recipes import job, recipe, task
+from small_recipes import bundles, job, recipe, task
 
-from fedelmy_node.bundles.check import check_bundle
 from fedelmy_node.bundles.header import read_header
+from fedelmy_node.bundles.stream import check_bundle
 from fedelmy_node.config.decode import encode
 from fedelmy_node.domain.event_data import check_result
 from fedelmy_node.domain.events import EventKind
@@ -23,7 +23,7 @@ def ignore(kind, data):
 
 
 def do(wanted, *inputs, emit=ignore):
-    return run(load(wanted), inputs, emit)
+    return run(load(wanted), bundles(*inputs), emit)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_a_chain_of_two_sites_learns_the_digits(trained, tmp_path):
     assert all(distances[i][i] == 0 < distances[i][j] for i in range(3) for j in range(3) if i != j)
     assert second.report["validation_accuracy"] > 0.8
     assert {data["phase"] for kind, data in events if kind is EventKind.EPOCH} == {"member"}
-    check_bundle(tmp_path / "second", read_header(path).manifest)
+    check_bundle(tmp_path / "second", read_header(path).manifest, "")
 
     result = do(job("evaluate", recipe()), tmp_path / "second").report
     assert result["samples"] == 179

@@ -1,30 +1,17 @@
-"""Whether a bundle may be used: well-formed, of the agreed shape, finite. Done before a receipt is given."""
+"""Whether a bundle is of the agreed shape."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
-from fedelmy_node.bundles.finite import find_nonfinite, nonfinite
-from fedelmy_node.bundles.header import Header, read_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.errors import BundleError
 
-__all__ = ["check_bundle", "check_manifest"]
+__all__ = ["check_manifest"]
 
 _NAMED: Final = 3
 """How many differing tensors a message names."""
-
-
-def check_bundle(path: Path, manifest: Sequence[TensorInfo]) -> Header:
-    """Raise unless the file is a bundle with exactly these tensors and no NaN or infinity in them."""
-    header = read_header(path)
-    check_manifest(header.manifest, manifest)
-    bad = find_nonfinite(path, header)
-    if bad is not None:
-        raise nonfinite(bad)
-    return header
 
 
 def check_manifest(found: Sequence[TensorInfo], expected: Sequence[TensorInfo]) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from io import FileIO
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Final
 
-from fedelmy_node.bundles.header import Header
-from fedelmy_node.errors import BundleError, StoreError
+from fedelmy_node.errors import BundleError
 
-__all__ = ["Exponents", "find_nonfinite", "nonfinite"]
+__all__ = ["Exponents", "nonfinite"]
 
 BLOCK_BYTES: Final = 2**20
 _EXPONENT: Final[Mapping[str, tuple[str, int]]] = {
@@ -50,38 +47,6 @@ class Exponents:
         return True
 
 
-def find_nonfinite(path: Path, header: Header) -> str | None:
-    """The first tensor, in the file's order, that has a NaN or an infinity; memory is constant."""
-    exponents, block = Exponents(), bytearray(BLOCK_BYTES)
-    try:
-        with FileIO(path) as file:
-            for span, tensor in sorted(zip(header.spans, header.manifest, strict=True)):
-                if not exponents.know(tensor.dtype):
-                    continue
-                file.seek(header.data_offset + span.begin)
-                for part in _read_blocks(file, span.end - span.begin, block):
-                    if not exponents.all_finite(part, tensor.dtype):
-                        return tensor.name
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise StoreError("E-STORE-DAMAGED", f"a bundle cannot be read: {reason}", private=str(path)) from error
-    return None
-
-
 def nonfinite(tensor: str) -> BundleError:
     """The refusal of a bundle because of this tensor's values."""
     return BundleError("E-BUNDLE-NONFINITE", f"tensor {tensor!r} has values that are not finite")
-
-
-def _read_blocks(file: FileIO, length: int, block: bytearray) -> Iterator[memoryview]:
-    """The next `length` bytes in parts, each of them in the same buffer and full but for the last."""
-    while length:
-        part = memoryview(block)[:length]
-        filled = 0
-        while filled < len(part):
-            count = file.readinto(part[filled:])  # which may stop early
-            if not count:
-                raise BundleError("E-BUNDLE-FORMAT", "not a bundle: the file became shorter while it was read")
-            filled += count
-        yield part
-        length -= len(part)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["TensorInfo"]
+__all__ = ["SAMPLES", "SEEN_GROUP", "TensorInfo"]
+
+SEEN_GROUP: Final = "seen"
+SAMPLES: Final = "samples"
+"""Where a strategy weighs models: the one tensor of that group, how many samples the model was trained on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)

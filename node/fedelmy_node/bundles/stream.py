@@ -1,20 +1,47 @@
-"""The same check as `check.check_bundle`, made while the bundle arrives: no second look at the file is needed."""
+"""Whether a bundle may be used: well-formed, of the agreed shape and metadata, finite.
+
+One check for a bundle that arrives, before a receipt is given, and for one that a trainer reads from the disk: what
+passes the first passes the second.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from io import FileIO
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.finite import Exponents, nonfinite
 from fedelmy_node.bundles.header import ITEM_BYTES, LENGTH_BYTES, Header, longest_header, parse_header, text_bytes
-from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.bundles.manifest import SAMPLES, SEEN_GROUP, TensorInfo
+from fedelmy_node.bundles.metadata import check_metadata
+from fedelmy_node.errors import BundleError, StoreError
 
-__all__ = ["StreamCheck"]
+__all__ = ["StreamCheck", "check_bundle"]
+
+_READ_BYTES: Final = 1 << 20
+_SEEN: Final = f"{SEEN_GROUP}/{SAMPLES}"
+_MOST_SAMPLES: Final = 2**53
 
 
-class _Floats(NamedTuple):
-    """A tensor of floats, by where it lies in the file."""
+def check_bundle(path: Path, manifest: Sequence[TensorInfo], metadata: str) -> None:
+    """Raise unless the file is a bundle with exactly these tensors and metadata, and no NaN or infinity in them."""
+    try:
+        with FileIO(path) as file:
+            check = StreamCheck(os.fstat(file.fileno()).st_size, manifest, metadata)
+            buffer = memoryview(bytearray(_READ_BYTES))
+            while count := file.readinto(buffer):
+                check.feed(buffer[:count])
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise StoreError("E-STORE-DAMAGED", f"a bundle cannot be read: {reason}", private=str(path)) from error
+    check.finish()
+
+
+class _Values(NamedTuple):
+    """A tensor whose values are looked at, by where it lies in the file."""
 
     begin: int
     end: int
@@ -29,15 +56,16 @@ class StreamCheck:
     whatever the size of bundle and tensors.
     """
 
-    def __init__(self, file_bytes: int, manifest: Sequence[TensorInfo]) -> None:
+    def __init__(self, file_bytes: int, manifest: Sequence[TensorInfo], metadata: str) -> None:
         self._file_bytes = file_bytes
         self._expected = manifest
+        self._metadata = metadata
         self._longest = longest_header(manifest)
         self._position = 0
         self._head = bytearray()
-        self._floats: Iterator[_Floats] | None = None
+        self._values: Iterator[_Values] | None = None
         """The tensors that are still to come; None until the header is parsed."""
-        self._current: _Floats | None = None
+        self._current: _Values | None = None
         self._split = b""
         """The beginning of a value whose end is in the next block."""
         self._exponents: Exponents | None = None
@@ -45,20 +73,23 @@ class StreamCheck:
     def feed(self, data: bytes | memoryview) -> None:
         """The next bytes of the bundle, however many."""
         begin, self._position = self._position, self._position + len(data)
-        if self._floats is None:
+        if self._values is None:
             self._head += data
             if (header := self._parse_head()) is None:
                 return
             check_manifest(header.manifest, self._expected)
-            self._floats = iter(_floats(header))
-            self._current = next(self._floats, None)
+            check_metadata(header.metadata, self._metadata, header.manifest)
+            self._values = iter(_values(header))
+            self._current = next(self._values, None)
             self._head.clear()
         self._look_at(memoryview(data), begin)
 
     def finish(self) -> None:
-        """The bundle has ended: only one that ended inside its header has not been judged yet."""
-        if self._floats is None:
+        """The bundle has ended: only one that ended too early has not been judged yet."""
+        if self._values is None:
             text_bytes(bytes(self._head[:LENGTH_BYTES]), self._position)  # raises: there is less than it says
+        if self._position != self._file_bytes:
+            raise BundleError("E-BUNDLE-FORMAT", "not a bundle: it ended before its last tensor did")
 
     def rest(self) -> None:
         """Give the buffer back until more comes."""
@@ -71,37 +102,45 @@ class StreamCheck:
         return parse_header(bytes(self._head[LENGTH_BYTES:end]), self._file_bytes) if len(self._head) >= end else None
 
     def _look_at(self, data: memoryview, begin: int) -> None:
-        """Every float that ends in `data`, which lies at `begin`."""
-        assert self._floats is not None
+        """Every value that ends in `data`, which lies at `begin`."""
+        assert self._values is not None
         while (tensor := self._current) is not None and tensor.begin < self._position:
             # The header's last block may begin before the tensors do, but none ends before they begin.
             part = data[max(tensor.begin - begin, 0) : tensor.end - begin]
             self._look_at_part(part, tensor)
             if tensor.end > self._position:
                 return
-            self._current = next(self._floats, None)
+            self._current = next(self._values, None)
 
-    def _look_at_part(self, part: memoryview, tensor: _Floats) -> None:
-        exponents = self._exponents = self._exponents or Exponents()
+    def _look_at_part(self, part: memoryview, tensor: _Values) -> None:
         item = ITEM_BYTES[tensor.dtype]
         if self._split:
             missing = item - len(self._split)
             self._split, part = self._split + part[:missing].tobytes(), part[missing:]
             if len(self._split) < item:
                 return
-            if not exponents.all_finite(self._split, tensor.dtype):
-                raise nonfinite(tensor.name)
+            self._look_at_values(self._split, tensor)
         whole = len(part) - len(part) % item
         self._split = part[whole:].tobytes()
-        if whole and not exponents.all_finite(part[:whole], tensor.dtype):
+        if whole:
+            self._look_at_values(part[:whole], tensor)
+
+    def _look_at_values(self, values: bytes | memoryview, tensor: _Values) -> None:
+        if tensor.name == _SEEN:
+            seen = int.from_bytes(values, "little", signed=True)
+            if not 0 <= seen <= _MOST_SAMPLES:
+                raise BundleError("E-BUNDLE-FORMAT", f"a model cannot have been trained on {seen} samples")
+            return
+        exponents = self._exponents = self._exponents or Exponents()
+        if not exponents.all_finite(values, tensor.dtype):
             raise nonfinite(tensor.name)
 
 
-def _floats(header: Header) -> list[_Floats]:
-    """The tensors that have exponents and values, in the file's order."""
+def _values(header: Header) -> list[_Values]:
+    """The tensors whose values may be wrong, in the file's order: floats, and the count of samples."""
     offset = header.data_offset
     return sorted(
-        _Floats(offset + span.begin, offset + span.end, tensor.name, tensor.dtype)
+        _Values(offset + span.begin, offset + span.end, tensor.name, tensor.dtype)
         for span, tensor in zip(header.spans, header.manifest, strict=True)
-        if Exponents.know(tensor.dtype) and span.begin < span.end
+        if (Exponents.know(tensor.dtype) or tensor.name == _SEEN) and span.begin < span.end
     )

@@ -13,17 +13,16 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.stream import StreamCheck
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import Block, Offer
 from fedelmy_node.durable import cannot_write, publish
 from fedelmy_node.errors import BundleError, PeerError, TransferError
+from fedelmy_node.store.records import Prepared
 
 __all__ = ["Arrival", "partial_path", "remove_others"]
 
@@ -54,12 +53,12 @@ class Arrival:
     begins anew has given its older stream up: that one's next block is refused.
     """
 
-    def __init__(self, edge: Edge, offer: Offer, target: Path, manifest: Sequence[TensorInfo]) -> None:
+    def __init__(self, edge: Edge, offer: Offer, target: Path, prepared: Prepared) -> None:
         self.edge = edge
         self.offer = offer
         self.target = target
         self.partial = partial_path(target, offer)
-        self._manifest = manifest
+        self._prepared = prepared
         self._lock = threading.Lock()
         self._lane = 0
         self._claimed = False
@@ -75,7 +74,7 @@ class Arrival:
     def _start_over(self) -> None:
         self._next = 0
         self._digest = hashlib.sha256()
-        self._check = StreamCheck(self.offer.size, self._manifest)
+        self._check = StreamCheck(self.offer.size, self._prepared.manifest, self._prepared.metadata)
         self._doubted = False
         """Whether a digest that does not fit may be the fault of what is on the disk."""
 

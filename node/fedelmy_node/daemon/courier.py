@@ -179,7 +179,7 @@ class Courier:
             finally:
                 carrier.close()
         except FedelmyError as error:
-            doubtful = error.code in ("E-TRANSFER-HASH", "E-PEER-PROTOCOL")
+            doubtful = error.code in ("E-STORE-DAMAGED", "E-TRANSFER-HASH", "E-PEER-PROTOCOL")
             return (self._damage(look_inside=True) if doubtful else None) or error
         except Exception:  # an edge must not be forgotten because of a fault
             extra = {"run": self._parcel.offer.run, "step": self.edge.source}

@@ -12,7 +12,7 @@ from pathlib import Path
 from fedelmy_node.daemon.trainers import Failed, Message, Progress, Trainer
 from fedelmy_node.domain.names import RunId, StepId
 from fedelmy_node.domain.plan import Step
-from fedelmy_node.training.job import Job
+from fedelmy_node.training.job import Input, Job
 
 __all__ = ["Assignment", "Device"]
 
@@ -45,7 +45,7 @@ class Device:
     def __init__(self, post: Callable[[Callable[[], None]], None], said: Callable[[Assignment, Message], None]) -> None:
         self._post = post
         self._said = said
-        self._queue: deque[tuple[Assignment, tuple[Path, ...]]] = deque()
+        self._queue: deque[tuple[Assignment, tuple[Input, ...]]] = deque()
         self._active: tuple[Assignment, Trainer] | None = None
         self._warm: tuple[Assignment, Trainer] | None = None
 
@@ -65,17 +65,17 @@ class Device:
         """Trainers by what they do; may be asked from any thread, of which this is a look in passing."""
         return {"working": int(self._active is not None), "loading": int(self._warm is not None)}
 
-    def submit(self, assignment: Assignment, inputs: tuple[Path, ...]) -> None:
+    def submit(self, assignment: Assignment, inputs: tuple[Input, ...]) -> None:
         """Put a step whose inputs are there into the queue."""
         self._queue.append((assignment, inputs))
 
-    def begin_next(self) -> tuple[Assignment, tuple[Path, ...]] | None:
+    def begin_next(self) -> tuple[Assignment, tuple[Input, ...]] | None:
         """Take the next step from the queue if the device is free; `go` lets it begin."""
         if self._active is not None or not self._queue:
             return None
         return self._queue.popleft()
 
-    def go(self, assignment: Assignment, inputs: tuple[Path, ...]) -> None:
+    def go(self, assignment: Assignment, inputs: tuple[Input, ...]) -> None:
         """Have the step computed, by the trainer that was warmed up for it if there is one."""
         if self._warm is not None and self._warm[0].key == assignment.key:
             self._active, self._warm = self._warm, None

@@ -22,7 +22,6 @@ from fedelmy_node.daemon.loop import Loop
 from fedelmy_node.daemon.orders import Cancel, decode_cancel
 from fedelmy_node.daemon.outbox import Outbox
 from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.repair import undo
 from fedelmy_node.daemon.steps import Steps
 from fedelmy_node.daemon.ways import dead_ends, is_complete, to_send, useless, ways_around
 from fedelmy_node.daemon.words import beyond_recall, repeat_lost, take_words
@@ -285,10 +284,11 @@ class Executor:
         self._steps.feed()
 
     def _refused(self, run: RunId, edge: Edge, error: FedelmyError) -> None:
-        """A hand-over can never work. If our own bundle is damaged, it has to be made or received again."""
-        if error.code == "E-STORE-DAMAGED":
-            undo(self._journal, self._journal.run(run), edge.source, error)
-        self._fail_run(run, error)
+        """A hand-over can never work, unless our own bundle is damaged and can be made or received again."""
+        if error.code == "E-STORE-DAMAGED" and self._steps.repairs.of_output(run, edge.source, error):
+            self._advance(run)
+        else:
+            self._fail_run(run, error)
 
     def _halt(self, run: RunId) -> None:
         self._steps.drop(run)

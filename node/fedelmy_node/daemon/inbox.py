@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import longest_header
-from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.size import tensor_bytes
 from fedelmy_node.daemon.arrival import Arrival, partial_path, remove_others
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
@@ -22,7 +21,7 @@ from fedelmy_node.errors import ConsentError, RunError, StoreError, TransferErro
 from fedelmy_node.store.audit import Act, Record, silent
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import SPARE_BYTES, Layout
-from fedelmy_node.store.records import RunRecord
+from fedelmy_node.store.records import Prepared, RunRecord
 
 __all__ = ["Inbox"]
 
@@ -65,12 +64,12 @@ class Inbox:
             if have.state == EdgeState.CLOSED or record.steps[edge.target].state == StepState.SKIPPED:
                 raise _unneeded(record, edge)
             self._check(record, offer)
-            arrival = self._take_over(edge, offer, record.prepared.manifest)
+            arrival = self._take_over(edge, offer, record.prepared)
         first = arrival.begin()  # without the lock: it may have to read what came before a restart
         self._journal.move_edge(offer.run, edge.id)
         return first
 
-    def _take_over(self, edge: Edge, offer: Offer, manifest: tuple[TensorInfo, ...]) -> Arrival:
+    def _take_over(self, edge: Edge, offer: Offer, prepared: Prepared) -> Arrival:
         """What came of this bundle before, or a new arrival; another bundle on the same edge makes room."""
         key = offer.run, edge.id
         before = self._arrivals.get(key)
@@ -80,7 +79,7 @@ class Inbox:
             before.give_up()
         target = self._layout.input(offer.run, edge.id)
         remove_others(target, offer)
-        self._arrivals[key] = Arrival(edge, offer, target, manifest)
+        self._arrivals[key] = Arrival(edge, offer, target, prepared)
         return self._arrivals[key]
 
     def receive(

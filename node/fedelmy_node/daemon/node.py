@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fedelmy_node import CONTRACT, __version__
-from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.site import SiteConfig
 from fedelmy_node.daemon.about import described, site_of
 from fedelmy_node.daemon.admission import check_approval, check_pruning, check_refusal
@@ -29,6 +28,7 @@ from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.preparation import Preparation
 from fedelmy_node.daemon.readiness import tell_supervisor
 from fedelmy_node.daemon.refusals import Refusals
+from fedelmy_node.daemon.results import Results
 from fedelmy_node.daemon.switchboard import Switchboard
 from fedelmy_node.daemon.vitals import Vitals
 from fedelmy_node.daemon.ways import state_for
@@ -48,7 +48,7 @@ from fedelmy_node.domain.reports import (
     Signed,
 )
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
-from fedelmy_node.errors import ConsentError, IdentityError, InternalError, RunError, StoreError
+from fedelmy_node.errors import ConsentError, IdentityError, InternalError, StoreError
 from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
 from fedelmy_node.identity.subject import Subject
@@ -103,6 +103,7 @@ class Node:
         self._awaiting = Awaiting(config, self.address, self._peers, self._journal)
         self._workspace = Workspace(config, self._layout)
         self._executor = Executor(config, self._workspace, self._journal, self._peers, self, self._record)
+        self._results = Results(config, self.site, self._journal, self._workspace)
         self._inbox = Inbox(self._journal, self._layout, self._executor.received, self._record)
         self._preparation = Preparation(config, self._layout, self.site, self._workspace, self._journal, self._peers)
         self._vitals = Vitals(config, self._layout, self._identity, self._journal, self._standing)
@@ -356,21 +357,7 @@ class Node:
 
     def model(self, run: RunId | None) -> ResultModel:
         """The result of a run, or of the newest run that has one here."""
-        candidates = [run] if run else [known.run for known in self._journal.runs()]
-        for candidate in candidates:
-            record = self._journal.run(candidate)
-            found = self._workspace.result(record)
-            if found is not None:
-                step, path = found
-                return ResultModel(
-                    run=candidate, site=self.site, path=str(path), sha256=record.steps[step.id].sha256,
-                    size=record.steps[step.id].size, recipe=canonical_json(record.slice.recipe),
-                    data=self._workspace.data.source, indices=str(self._config.indices or ""),
-                    unreadable=self._config.unreadable,
-                )  # fmt: skip
-        if run is None:
-            raise RunError("E-RUN-UNKNOWN", "no run has a result at this site yet")
-        raise RunError("E-RUN-UNFINISHED", f"run {run} has no result at this site yet")
+        return self._results.find(run)
 
     def prune(self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]:
         """Forget these runs, or all that are over and have not changed for so long."""

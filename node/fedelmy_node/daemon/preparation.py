@@ -162,7 +162,7 @@ class Preparation:
             remove_tree(scratch)
         return Prepared(
             payload=signed.payload, slice=plan, signature=signed.signature, certificate=signed.certificate,
-            operator=operator, manifest=outcome.manifest, report=outcome.report,
+            operator=operator, manifest=outcome.manifest, report=outcome.report, metadata=outcome.metadata,
         )  # fmt: skip
 
     def _need(self, plan: Slice, prepared: Prepared) -> int:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from fedelmy_node.daemon.device import Assignment, Device
+from fedelmy_node.daemon.repair import Repairs
 from fedelmy_node.daemon.trainers import Failed, Finished, Message
 from fedelmy_node.daemon.ways import edges_after
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Step, StepKind
-from fedelmy_node.errors import FedelmyError
+from fedelmy_node.errors import FedelmyError, StoreError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
 
@@ -47,6 +48,7 @@ class Steps:
         self._workspace = workspace
         self._advance = advance
         self._failed = failed
+        self.repairs: Final = Repairs(journal, workspace)
         self.device: Final = Device(post, self._trainer_said)
         self._near: frozenset[tuple[RunId, EdgeId]] = frozenset()
         self._resting: dict[tuple[RunId, StepId], float] = {}
@@ -133,6 +135,11 @@ class Steps:
         if isinstance(message, Finished):
             del self._crashes[assignment.key]
             outcome = message.outcome
+            try:
+                self.repairs.check_again(self._journal.run(run), step.id, outcome.sha256 or "")
+            except StoreError as error:
+                self._end_step(run, step.id, error)
+                return
             self._journal.finish_step(run, step.id, outcome.sha256 or "", outcome.bytes, outcome.report)
             self._workspace.forget_checkpoints(run, step.id)
             self._advance(run)
@@ -149,12 +156,15 @@ class Steps:
         if error.private:
             extra = {"run": run, "step": step.id, "private": error.private}
             logger.warning("%s failed: %s", step.id, error, extra=extra)
+        if self.repairs.of_inputs(run, step, error):
+            self._journal.set_step(run, step.id, StepState.WAITING)
+            self._advance(run)
+            return
         self._crashes[assignment.key] += failed.crashed
         crashes, no_room = self._crashes[assignment.key], error.code == "E-STORE-DISK"
         if not no_room and (not failed.crashed or crashes >= _ATTEMPTS):
             del self._crashes[assignment.key]
-            self._journal.set_step(run, step.id, StepState.FAILED, code=error.code, message=error.message)
-            self._failed(run, error)
+            self._end_step(run, step.id, error)
             return
         then = f"attempt {crashes} of {_ATTEMPTS}"
         if no_room:
@@ -166,6 +176,10 @@ class Steps:
         self._journal.record(run, step.id, EventKind.WARNING, note)
         self._journal.set_step(run, step.id, StepState.WAITING)
         self._advance(run)
+
+    def _end_step(self, run: RunId, step: StepId, error: FedelmyError) -> None:
+        self._journal.set_step(run, step, StepState.FAILED, code=error.code, message=error.message)
+        self._failed(run, error)
 
     def _tell_if_near(self, assignment: Assignment, data: Mapping[str, Any]) -> None:
         eta = data.get("eta_seconds")

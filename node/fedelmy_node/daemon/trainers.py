@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from fedelmy_node.children import import_environment, python
-from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_node.config.decode import canonical_json, decode, encode
 from fedelmy_node.daemon.readiness import shuts_down
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.errors import FedelmyError, InternalError, TrainingError, error_from_code
-from fedelmy_node.training.job import Job, Outcome
+from fedelmy_node.training.job import Input, Job, Outcome
 
 __all__ = ["Trainer", "Progress", "Finished", "Failed", "Message", "OneJob"]
 
@@ -95,7 +95,7 @@ class Trainer:
         self._tell = tell
         self._guard = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._inputs: tuple[Path, ...] | None = None
+        self._inputs: tuple[Input, ...] | None = None
         self._stopped = False
         self._began = False
         """Whether it works on its step: before that there is nothing to keep."""
@@ -104,7 +104,7 @@ class Trainer:
     def start(self) -> None:
         self._thread.start()
 
-    def go(self, inputs: tuple[Path, ...]) -> None:
+    def go(self, inputs: tuple[Input, ...]) -> None:
         """The inputs are there: begin as soon as everything is loaded."""
         with self._guard:
             self._inputs = inputs
@@ -203,7 +203,7 @@ class Trainer:
 
     def _send_inputs(self) -> None:
         if self._process is not None and self._inputs is not None:
-            self._write({"go": {"inputs": [str(path) for path in self._inputs]}})
+            self._write({"go": {"inputs": encode(self._inputs)}})
 
     def _write(self, message: Mapping[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -271,8 +271,9 @@ def _read(line: bytes) -> Message:
     if "done" in message:
         return Finished(decode(Outcome, message["done"]))
     problem = message["error"]
-    private = problem.get("private", "")
-    return Failed(error_from_code(problem["code"], problem["message"], problem.get("hint"), private), crashed=False)
+    error = error_from_code(problem["code"], problem["message"], problem["hint"], problem["private"])
+    error.inputs = tuple(problem["inputs"])
+    return Failed(error, crashed=False)
 
 
 def _environment(job: Job) -> dict[str, str]:

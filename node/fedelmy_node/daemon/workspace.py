@@ -14,7 +14,7 @@ from fedelmy_node.durable import remove_tree
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import RunRecord
 from fedelmy_node.training.data import absolute_source
-from fedelmy_node.training.job import JOBS, DataSpec, Job
+from fedelmy_node.training.job import JOBS, DataSpec, Input, Job
 
 __all__ = ["Workspace"]
 
@@ -41,14 +41,25 @@ class Workspace:
     def bundle(self, record: RunRecord, step: Step) -> Path:
         """The bundle that a step gives; a deliver step gives the one that it was given."""
         if step.kind == StepKind.DELIVER:
-            (path,) = self.inputs(record, step)
-            return path
+            (given,) = self.inputs(record, step)
+            return given.path
         return self._layout.output(record.slice.run, step.id)
 
-    def inputs(self, record: RunRecord, step: Step) -> tuple[Path, ...]:
+    def inputs(self, record: RunRecord, step: Step) -> tuple[Input, ...]:
         """What a step is given, in the order of its needs; a need that was met by nothing gives nothing."""
-        paths = (self._input(record, step, need) for need in step.needs)
-        return tuple(path for path in paths if path is not None)
+        return tuple(self._input(record, step, need) for need in self.needs(record, step))
+
+    def needs(self, record: RunRecord, step: Step) -> tuple[StepId, ...]:
+        """The needs of a step that were not met by nothing: one for each of its inputs."""
+        return tuple(
+            need
+            for need in step.needs
+            if record.given_by(step.id, need) is not None or isinstance(record.way(step.id, need), Edge)
+        )
+
+    def received(self, run: RunId, edge: Edge) -> Path:
+        """The bundle that was received on an edge."""
+        return self._layout.input(run, edge.id)
 
     def result(self, record: RunRecord) -> tuple[Step, Path] | None:
         """The deliver step of this site and its bundle, once it is done."""
@@ -110,8 +121,9 @@ class Workspace:
         """A step is journaled as done: nothing will go on from its checkpoints."""
         remove_tree(self._layout.checkpoints(run, step))
 
-    def _input(self, record: RunRecord, step: Step, need: StepId) -> Path | None:
+    def _input(self, record: RunRecord, step: Step, need: StepId) -> Input:
         source, way = record.given_by(step.id, need), record.way(step.id, need)
         if source is not None:
-            return self.bundle(record, record.slice.step(source))
-        return self._layout.input(record.slice.run, way.id) if isinstance(way, Edge) else None
+            return Input(self.bundle(record, record.slice.step(source)), record.steps[source].sha256)
+        assert isinstance(way, Edge), "a need that was met by nothing gives no input"
+        return Input(self.received(record.slice.run, way), record.edges[way.id].sha256)

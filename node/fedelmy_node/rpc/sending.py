@@ -81,15 +81,15 @@ class BlockStream:
                 run=offer.run, edge=offer.edge, sha256=bytes.fromhex(offer.sha256), first_block=self.first
             )
         )
-        for end, message in blocks:
-            try:
+        try:
+            for end, message in blocks:
                 look()
-            except FedelmyError as error:  # raised here, it would be a traceback of gRPC's
-                watchdog.refused = error
-                return  # the stream has ended too early; if that is not answered, the watchdog fires
-            yield message
-            watchdog.progress()
-            moved(end)
+                yield message
+                watchdog.progress()
+                moved(end)
+        except FedelmyError as error:  # raised here, it would be a traceback of gRPC's
+            watchdog.refused = error
+            return  # the stream has ended too early; if that is not answered, the watchdog fires
         watchdog.stop()  # what follows is the receiver's disk, which is no stall
 
 
@@ -99,7 +99,7 @@ def _hash_first(file: FileIO, count: int) -> _Hash:
     while count:
         got = file.readinto(buffer[:count])
         if not got:
-            raise _too_short()
+            raise _damaged("became shorter while it was sent")
         digest.update(buffer[:got])
         count -= got
     return digest
@@ -115,16 +115,18 @@ def _encoded(file: FileIO, offer: Offer, first: int, digest: _Hash) -> Iterator[
         while filled < len(data):
             got = file.readinto(data[filled:])  # which may stop early
             if not got:
-                raise _too_short()
+                raise _damaged("became shorter while it was sent")
             filled += got
         digest.update(data)
         position += len(data)
+        if position == offer.size and digest.hexdigest() != offer.sha256:
+            raise _damaged("has changed since it was written")  # without its last block, it cannot be received
         yield position, encode_block(index, data, digest.copy().digest())
         index += 1
 
 
-def _too_short() -> StoreError:
-    return StoreError("E-STORE-DAMAGED", "the bundle on this site's own disk became shorter while it was sent")
+def _damaged(how: str) -> StoreError:
+    return StoreError("E-STORE-DAMAGED", f"the bundle on this site's own disk {how}")
 
 
 class _Watchdog:

@@ -15,8 +15,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedelmy_node.bundles.check import check_bundle
-from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.bundles.manifest import SAMPLES, SEEN_GROUP, TensorInfo
+from fedelmy_node.bundles.stream import check_bundle
 from fedelmy_node.errors import BundleError
 from fedelmy_node.training.bundle import Groups, read_bundle
 from fedelmy_node.training.flat import FlatModel, Weights
@@ -26,9 +26,6 @@ __all__ = ["MODEL_GROUP", "Received", "groups_of", "receive", "mean_of"]
 
 MODEL_GROUP: Final = "model"
 """The group of a bundle that is the model's state dict."""
-_SEEN_GROUP: Final = "seen"
-_SAMPLES: Final = "samples"
-_MOST: Final = 2**53
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,20 +41,16 @@ def groups_of(model: FlatModel, seen: int | None) -> Groups:
     """What a step's bundle holds; `seen` is None where the strategy does not weigh."""
     groups: dict[str, Mapping[str, Tensor]] = {MODEL_GROUP: model.state_dict()}
     if seen is not None:
-        groups[_SEEN_GROUP] = {_SAMPLES: torch.tensor([seen], dtype=torch.int64)}
+        groups[SEEN_GROUP] = {SAMPLES: torch.tensor([seen], dtype=torch.int64)}
     return groups
 
 
-def receive(path: Path, model: FlatModel, manifest: Sequence[TensorInfo]) -> Received:
+def receive(path: Path, model: FlatModel, manifest: Sequence[TensorInfo], metadata: str) -> Received:
     """The model in a bundle, which must have exactly the tensors of the manifest, all finite."""
-    check_bundle(path, tuple(manifest))
+    check_bundle(path, tuple(manifest), metadata)
     groups = read_bundle(path)
     model.load_state_dict(groups[MODEL_GROUP])
-    seen = 0
-    if _SEEN_GROUP in groups:
-        seen = int(groups[_SEEN_GROUP][_SAMPLES])
-        if not 0 <= seen <= _MOST:
-            raise BundleError("E-BUNDLE-FORMAT", f"a model cannot have seen {seen} samples")
+    seen = int(groups[SEEN_GROUP][SAMPLES]) if SEEN_GROUP in groups else 0
     return Received(weights=model.weights(), seen=seen)
 
 
@@ -65,5 +58,8 @@ def mean_of(received: Sequence[Received]) -> Weights:
     """Every model alike, or, where bundles say so, by the samples that it has seen."""
     counts = [one.seen for one in received]
     if any(counts) and not all(counts):
-        raise BundleError("E-BUNDLE-FORMAT", "one of the models to be merged does not say how many samples it has seen")
+        message = "one of the models to be merged does not say how many samples it has seen"
+        error = BundleError("E-BUNDLE-FORMAT", message)
+        error.inputs = tuple(position for position, count in enumerate(counts) if not count)
+        raise error
     return mean_weights([one.weights for one in received], counts if all(counts) else None)

@@ -24,20 +24,16 @@ from torch import Tensor
 
 from fedelmy_node.bundles.header import ITEM_BYTES, read_header
 from fedelmy_node.bundles.manifest import TensorInfo
-from fedelmy_node.config.decode import canonical_json
-from fedelmy_node.config.strict_json import parse_json
+from fedelmy_node.bundles.metadata import KEY, metadata_text, parse_metadata
 from fedelmy_node.domain.federation import WireDtype
 from fedelmy_node.durable import replacing
 from fedelmy_node.errors import BundleError, TrainingError
 
-__all__ = ["Groups", "write_bundle", "read_bundle", "manifest_of", "bundle_bytes"]
+__all__ = ["Groups", "write_bundle", "read_bundle", "manifest_of", "metadata_of", "bundle_bytes"]
 
 Groups = Mapping[str, Mapping[str, Tensor]]
 """What a bundle holds: group -> name -> tensor, such as {"model": model.state_dict()}."""
 
-_KEY: Final = "fedelmy"
-"""The only metadata key: safetensors writes several in random order."""
-_FORMAT: Final = 1
 _DTYPES: Final = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32",
     torch.int64: "I64", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
@@ -53,7 +49,7 @@ def write_bundle(path: Path, groups: Groups, wire: WireDtype | None = None) -> t
     """
     stored, aliases = _resolve(groups)
     tensors = {name: _converted(name, tensor.detach(), wire).cpu().contiguous() for name, tensor in stored.items()}
-    metadata = {_KEY: _metadata(groups, aliases)}
+    metadata = {KEY: metadata_text(groups, aliases)}
     with replacing(path) as partial:
         _save(tensors, partial, metadata)
         with partial.open("rb") as file:
@@ -73,11 +69,11 @@ def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
 def read_bundle(path: Path) -> dict[str, dict[str, Tensor]]:
     """The groups of a bundle, on the CPU, aliases restored; E-BUNDLE-FORMAT if it is not one of ours."""
     header = read_header(path)
-    table = _parse_metadata(header.metadata)
+    names, aliases = parse_metadata(header.metadata)
     try:
         tensors: dict[str, Tensor] = load_file(path)
-        tensors |= {alias: tensors[name] for alias, name in table["aliases"].items()}
-        groups: dict[str, dict[str, Tensor]] = {group: {} for group in table["groups"]}
+        tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+        groups: dict[str, dict[str, Tensor]] = {group: {} for group in names}
         for name in sorted(tensors):
             group, _, tensor = name.partition("/")
             groups[group][tensor] = tensors[name]
@@ -95,11 +91,17 @@ def manifest_of(groups: Groups, wire: WireDtype | None = None) -> tuple[TensorIn
     )
 
 
+def metadata_of(groups: Groups) -> str:
+    """What a bundle of these groups says of itself."""
+    _, aliases = _resolve(groups)
+    return metadata_text(groups, aliases)
+
+
 def bundle_bytes(groups: Groups, wire: WireDtype | None = None) -> int:
     """The size of the file that `write_bundle` makes of these groups, of meta tensors, too."""
     stored, aliases = _resolve(groups)
     dtypes = {name: _DTYPES[_stored_dtype(tensor, wire)] for name, tensor in stored.items()}
-    header: dict[str, Any] = {"__metadata__": {_KEY: _metadata(groups, aliases)}}
+    header: dict[str, Any] = {"__metadata__": {KEY: metadata_text(groups, aliases)}}
     position = 0
     # safetensors writes the widest types first, then by name; the order decides the offsets' digits.
     for name in sorted(stored, key=lambda name: (-ITEM_BYTES[dtypes[name]], name)):
@@ -156,20 +158,3 @@ def _identity(name: str, tensor: Tensor) -> tuple[object, ...]:
         return (name,)  # without elements nothing is shared, wherever the tensors happen to lie
     storage = tensor.untyped_storage()._cdata
     return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
-def _metadata(groups: Groups, aliases: Mapping[str, str]) -> str:
-    return canonical_json({"format": _FORMAT, "groups": sorted(groups), "aliases": aliases}).decode()
-
-
-def _parse_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        table = parse_json(metadata[_KEY].encode())
-        groups, aliases = table["groups"], table["aliases"]
-        names = [*groups, *aliases, *aliases.values()]
-        usable = table["format"] == _FORMAT and all(isinstance(name, str) for name in names)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise BundleError("E-BUNDLE-FORMAT", "not a bundle: it has other metadata") from error
-    if not usable:
-        raise BundleError("E-BUNDLE-FORMAT", f"not a bundle: format {table['format']!r} is not known here")
-    return {"groups": groups, "aliases": aliases}

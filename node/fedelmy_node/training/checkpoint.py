@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -19,24 +18,19 @@ from torch import Tensor
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.training.fit import Best, FitOrder, FitState
 from fedelmy_node.training.flat import Weights
-from fedelmy_node.training.job import Job
+from fedelmy_node.training.job import Input, Job
 
-__all__ = ["MOMENTS", "Done", "Found", "Underway", "job_key", "file_sha256"]
+__all__ = ["MOMENTS", "Done", "Found", "Underway", "job_key"]
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 """What Adam keeps for every parameter; beside them, it counts its steps."""
 
 
-def job_key(job: Job, inputs: Sequence[Path], samples: Mapping[str, int]) -> str:
+def job_key(job: Job, inputs: Sequence[Input], samples: Mapping[str, int]) -> str:
     """Equal for jobs that compute the same thing; a checkpoint of another one is never used."""
-    digests = [file_sha256(path) for path in inputs]
+    digests = [given.sha256 for given in inputs]
     what = {"recipe": job.recipe, "site": job.site, "visit": job.visit, "inputs": digests, "samples": samples}
     return hashlib.sha256(canonical_json(what)).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

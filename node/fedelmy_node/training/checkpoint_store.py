@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from fedelmy_node.config.decode import canonical_json, decode
-from fedelmy_node.durable import cannot_write, write_durably
+from fedelmy_node.durable import cannot_write, file_sha256, write_durably
 from fedelmy_node.errors import FedelmyError, TrainingError
 from fedelmy_node.training.bundle import Groups, manifest_of, read_bundle, write_bundle
-from fedelmy_node.training.checkpoint import MOMENTS, Done, Found, Underway, file_sha256
+from fedelmy_node.training.checkpoint import MOMENTS, Done, Found, Underway
 from fedelmy_node.training.fit import Best, FitOrder
 from fedelmy_node.training.flat import FlatModel, Weights
 

@@ -17,7 +17,7 @@ from fedelmy_node.domain.federation import Recipe
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import StepKind
 
-__all__ = ["JOBS", "DataSpec", "Job", "Outcome", "Emit"]
+__all__ = ["JOBS", "DataSpec", "Input", "Job", "Outcome", "Emit"]
 
 JOBS: Final[Mapping[StepKind, Literal["train", "merge", "evaluate"]]] = {
     StepKind.TRAIN: "train", StepKind.MERGE: "merge", StepKind.EVALUATE: "evaluate",
@@ -42,6 +42,15 @@ class DataSpec:
     """A directory for samples that do not fit into memory, while the job runs; None: all of them must fit."""
     memory_bytes: int | None = None
     """What samples may take of the memory; None: half of what the machine has available."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A bundle that a step is given."""
+
+    path: Path
+    sha256: str
+    """As journaled: the file must have it whenever it is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +96,8 @@ class Outcome:
     """Its size."""
     manifest: tuple[TensorInfo, ...] = ()
     """prepare: the tensors that a bundle of this recipe's model has."""
+    metadata: str = ""
+    """prepare: what such a bundle says of itself."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Counts and metrics: all that may leave the site."""
     private: tuple[str, ...] = ()

@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -21,12 +20,13 @@ from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.registry import BUILT_IN
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Recipe, Training
-from fedelmy_node.errors import BundleError, ConfigError, RunError
+from fedelmy_node.durable import check_intact
+from fedelmy_node.errors import BundleError, ConfigError, FedelmyError, RunError
 from fedelmy_node.training import models, strategies
 from fedelmy_node.training.acceleration import acceleration
 from fedelmy_node.training.arrivals import MODEL_GROUP, Received, groups_of, mean_of, receive
 from fedelmy_node.training.batches import Batches, eval_batches
-from fedelmy_node.training.bundle import bundle_bytes, manifest_of, write_bundle
+from fedelmy_node.training.bundle import bundle_bytes, manifest_of, metadata_of, write_bundle
 from fedelmy_node.training.checkpoint import job_key
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.data.site import SiteData, open_data
@@ -34,7 +34,7 @@ from fedelmy_node.training.data.storage import available_bytes
 from fedelmy_node.training.features import embedding
 from fedelmy_node.training.fit import Bench, fit, validate
 from fedelmy_node.training.flat import FlatModel, Weights
-from fedelmy_node.training.job import DataSpec, Emit, Job, Outcome
+from fedelmy_node.training.job import DataSpec, Emit, Input, Job, Outcome
 from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.memory import keep_freed_memory
 from fedelmy_node.training.metrics import evaluate
@@ -71,6 +71,8 @@ class Loaded:
     """The model's random values; they depend on the run's seed alone and are equal at all sites, or each site's own."""
     manifest: tuple[TensorInfo, ...]
     """The tensors that every bundle of the job's recipe has."""
+    metadata: str
+    """What every such bundle says of itself."""
     seconds: float
     """How long loading took."""
     ranks: Ranks = ALONE
@@ -105,22 +107,24 @@ def load(job: Job, ranks: Ranks = ALONE) -> Loaded:
     model = FlatModel(module if seed is None else module.to(device))
     spec = _shared(job.data, ranks)
     opened = None if job.kind == "merge" else open_data(spec, recipe.task, seed=recipe.seed, site=job.site)
-    seen = 0 if is_weighted(recipe.strategy) else None
+    groups = groups_of(model, 0 if is_weighted(recipe.strategy) else None)
     return Loaded(
         job=job,
         settings=settings,
         opened=opened,
         model=model,
         initial=model.weights(),
-        manifest=manifest_of(groups_of(model, seen), recipe.wire_dtype),
+        manifest=manifest_of(groups, recipe.wire_dtype),
+        metadata=metadata_of(groups),
         seconds=time.monotonic() - began,
         ranks=ranks,
     )
 
 
-def run(loaded: Loaded, inputs: Sequence[Path], emit: Emit, stopping: Stopping | None = None) -> Outcome:
+def run(loaded: Loaded, inputs: Sequence[Input], emit: Emit, stopping: Stopping | None = None) -> Outcome:
     """Do the job with its inputs, bundles in the order of the plan; `stopping` may end it early."""
     job, ranks = loaded.job, loaded.ranks
+    _check_intact(inputs)
     _set_determinism(_device(job.device, ranks), job.recipe.training, ranks)  # other jobs may have come between
     if loaded.opened is not None and loaded.opened.left_out:
         message = f"{loaded.opened.left_out} file(s) of this site's data cannot be read and are left out"
@@ -157,7 +161,7 @@ def _prepare(loaded: Loaded) -> Outcome:
         from fedelmy_node.training.trial import trial  # only an examination needs it
 
         report["trial"] = trial(loaded.job, loaded.data, _device(loaded.job.device))
-    return Outcome(manifest=loaded.manifest, report=report, private=loaded.data.unreadable)
+    return Outcome(manifest=loaded.manifest, metadata=loaded.metadata, report=report, private=loaded.data.unreadable)
 
 
 def _origins(recipe: Recipe) -> Iterator[str]:
@@ -167,7 +171,7 @@ def _origins(recipe: Recipe) -> Iterator[str]:
 
 
 def _checkpoints(
-    loaded: Loaded, inputs: Sequence[Path], emit: Emit, stopping: Stopping
+    loaded: Loaded, inputs: Sequence[Input], emit: Emit, stopping: Stopping
 ) -> AbstractContextManager[Checkpoints | None]:
     """Where the step goes on from, and saves itself to; nothing in simulation."""
     job = loaded.job
@@ -179,7 +183,7 @@ def _checkpoints(
     return checkpoints
 
 
-def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Checkpoints | None) -> Outcome:
+def _train(loaded: Loaded, inputs: Sequence[Input], emit: Emit, checkpoints: Checkpoints | None) -> Outcome:
     job, recipe, model = loaded.job, loaded.job.recipe, loaded.model
     device, ranks = model.theta.device, loaded.ranks
     wanted, training = recipe.task.input, recipe.training
@@ -200,7 +204,7 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Chec
         speed=acceleration(device, fast=job.fast, batches=training.epochs * len(batches)),
     )
     bench.speed.prepare(model.module)
-    received = [_receive(loaded, path) for path in inputs]
+    received = _receive_all(loaded, inputs)
     work = Work(
         bench,
         initial=loaded.initial,
@@ -220,11 +224,11 @@ def _train(loaded: Loaded, inputs: Sequence[Path], emit: Emit, checkpoints: Chec
     return replace(_written(loaded, result, seen), report=report)
 
 
-def _merge(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
+def _merge(loaded: Loaded, inputs: Sequence[Input]) -> Outcome:
     """The mean of the inputs: nothing is trained, and no sample is looked at."""
     if not inputs:
         raise RunError("E-RUN-PLAN", "a merge step has no input")
-    received = [_receive(loaded, path) for path in inputs]
+    received = _receive_all(loaded, inputs)
     return _written(loaded, mean_of(received), 0)
 
 
@@ -252,11 +256,12 @@ def _comparison(bench: Bench, work: Work) -> dict[str, Any]:
     return compared
 
 
-def _evaluate(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
+def _evaluate(loaded: Loaded, inputs: Sequence[Input]) -> Outcome:
     if len(inputs) != 1:
         raise RunError("E-RUN-PLAN", f"an evaluate step has one input, not {len(inputs)}")
     task, model = loaded.job.recipe.task, loaded.model
-    model.load(_receive(loaded, inputs[0]).weights)
+    (received,) = _receive_all(loaded, inputs)
+    model.load(received.weights)
     batches = partial(eval_batches, loaded.data.test, task.input, device=model.theta.device)
     report = evaluate(model.module, batches(), task.classes)
     if loaded.job.features:
@@ -265,12 +270,31 @@ def _evaluate(loaded: Loaded, inputs: Sequence[Path]) -> Outcome:
     return Outcome(report=report)
 
 
-def _receive(loaded: Loaded, path: Path) -> Received:
-    """The model in a bundle, which must be of this recipe, finite, and no farther away than the site allows."""
-    received = receive(path, loaded.model, loaded.manifest)
-    if loaded.job.max_change is not None:
-        _check_change(loaded.initial, received.weights, loaded.job.max_change)
+def _check_intact(inputs: Sequence[Input]) -> None:
+    for position, given in enumerate(inputs):
+        with _blaming(position):
+            check_intact(given.path, given.sha256, "a bundle that this step needs")
+
+
+def _receive_all(loaded: Loaded, inputs: Sequence[Input]) -> list[Received]:
+    """The models in the inputs, which must be of this recipe, finite, and no farther away than the site allows."""
+    received: list[Received] = []
+    for position, given in enumerate(inputs):
+        with _blaming(position):
+            received.append(receive(given.path, loaded.model, loaded.manifest, loaded.metadata))
+            if loaded.job.max_change is not None:
+                _check_change(loaded.initial, received[-1].weights, loaded.job.max_change)
     return received
+
+
+@contextmanager
+def _blaming(position: int) -> Iterator[None]:
+    """What goes wrong here is the fault of one input."""
+    try:
+        yield
+    except FedelmyError as error:
+        error.inputs = (position,)
+        raise
 
 
 def _check_change(initial: Weights, received: Weights, limit: float) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedelmy_node.children import python
-from fedelmy_node.config.decode import canonical_json
-from fedelmy_node.training.job import Job
+from fedelmy_node.config.decode import canonical_json, encode
+from fedelmy_node.training.job import Input, Job
 
 __all__ = ["Team", "meeting_place"]
 
@@ -39,9 +39,9 @@ class Team:
             self._start(number, about)
         self._tell({"job": json.loads(canonical_json(job))})
 
-    def go(self, inputs: Sequence[Path]) -> None:
+    def go(self, inputs: Sequence[Input]) -> None:
         """The inputs are there."""
-        self._tell({"go": {"inputs": [str(path) for path in inputs]}})
+        self._tell({"go": {"inputs": encode(inputs)}})
 
     def close(self) -> None:
         """Nobody needs them any more."""

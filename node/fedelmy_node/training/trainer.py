@@ -1,9 +1,9 @@
 """The trainer process: one job, then exit. `python -m fedelmy_node.training.trainer --events-fd N`
 
-    stdin     {"job": {...}}  then  {"go": {"inputs": ["/path", ...]}}      one JSON object per line
+    stdin     {"job": {...}}  then  {"go": {"inputs": [{"path", "sha256"}, ...]}}   one JSON object per line
     fd N      {"ready": {...}}  {"event": KIND, "data": {...}} ...          what it says meanwhile
               {"done": {...}}  or                                           the last line
-              {"error": {"code", "message", "hint", "private"}}
+              {"error": {"code", "message", "hint", "private", "inputs"}}
 
 Exit codes: 0 done; 1 the error was reported; 3 the daemon is gone; 4 another process of this trainer is gone; 143
 SIGTERM. The end of stdin means that the daemon is gone or wants no more: the process ends at once, so it never outlives
@@ -26,13 +26,12 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from fedelmy_node.config.decode import decode, encode
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.errors import FedelmyError, InternalError, TrainingError
-from fedelmy_node.training.job import Job
+from fedelmy_node.training.job import Input, Job
 from fedelmy_node.training.stopping import Stopping, Terminated
 from fedelmy_node.training.team import Team, meeting_place
 
@@ -139,7 +138,7 @@ def _do(line: Line, stopping: Stopping, rank: int = 0, about: str = "") -> None:
 
     loaded = load(job, Ranks(rank, count))
     line.send({"ready": loaded.summary})
-    inputs = tuple(Path(path) for path in line.receive("go")["inputs"])
+    inputs = tuple(decode(Input, given, "go") for given in line.receive("go")["inputs"])
 
     def emit(kind: EventKind, data: Mapping[str, Any]) -> None:
         line.send({"event": kind.value, "data": data})
@@ -168,7 +167,10 @@ def _fail_together(line: Line, problem: Mapping[str, Any] | None) -> None:
 
 
 def _fail(line: Line, error: FedelmyError) -> int:
-    problem = {"code": error.code, "message": error.message, "hint": error.hint, "private": error.private}
+    problem = {
+        "code": error.code, "message": error.message, "hint": error.hint, "private": error.private,
+        "inputs": error.inputs,
+    }  # fmt: skip
     line.send({"error": problem}, last=True)
     return EXIT_ERROR
 

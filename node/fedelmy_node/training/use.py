@@ -29,7 +29,7 @@ from fedelmy_node.training.data.imagefile import read_image
 from fedelmy_node.training.data.raw import load_source
 from fedelmy_node.training.data.samples import Samples, read_samples
 from fedelmy_node.training.data.site import class_numbers
-from fedelmy_node.training.job import DataSpec, Job
+from fedelmy_node.training.job import DataSpec, Input, Job
 from fedelmy_node.training.metrics import evaluate
 from fedelmy_node.training.models import build
 from fedelmy_node.training.step import load, run
@@ -100,7 +100,8 @@ def evaluate_model(found: ResultModel, data: str | None) -> Mapping[str, Any]:
         ),
         code=(_recipe(found).model.name,),  # this site agreed to it, or there would be no result
     )
-    return run(load(job), (Path(found.path),), lambda *_: None).report
+    result = Input(Path(found.path), found.sha256)
+    return run(load(job), (result,), lambda *_: None).report
 
 
 def _evaluate_all(found: ResultModel, data: str) -> Mapping[str, Any]:
