@@ -156,6 +156,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-IDENTITY-ROLE": Entry(IdentityError, "PERMISSION_DENIED", "Sites deliver, operators control: use a certificate of the right role."),
     "E-IDENTITY-SITE": Entry(IdentityError, "PERMISSION_DENIED", "Compare the site names in federation.toml, --peer and the certificates."),
     "E-IDENTITY-SIGNATURE": Entry(IdentityError, "PERMISSION_DENIED", "Have the operator sign the plan anew with a certificate of this federation."),
+    "E-IDENTITY-TWICE": Entry(IdentityError, "FAILED_PRECONDITION", "Stop one of the two daemons, and delete its copy of the state; if nobody made a copy, revoke the certificate."),
     "E-IDENTITY-TLS": Entry(IdentityError, "UNAUTHENTICATED", "Allow TLS 1.3 end to end; a proxy in between must pass it through."),
     # consent
     "E-CONSENT-OPERATOR": Entry(ConsentError, "PERMISSION_DENIED", "The site adds the operator to `operators` under [consent] in site.toml."),

@@ -48,6 +48,13 @@ class Gate:
             self.held.clear()
             self._changed.notify_all()
 
+    def lead_to(self, target: str) -> None:
+        """Forward new connections there, and cut those that stand."""
+        self.target = target
+        for open_socket in list(self._sockets):
+            with contextlib.suppress(OSError):
+                open_socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self.release()
         # A blocked accept is not woken by close alone.

@@ -11,6 +11,12 @@ from pathlib import Path
 import pytest
 from testbed import Bed, Done, run
 
+from fedelmy_launcher.control import Sites, prepare_run
+from fedelmy_launcher.federation_file import load_federation
+from fedelmy_launcher.plans import compile_plan
+from fedelmy_node.domain.names import run_id
+from fedelmy_node.identity import keystore
+
 
 @pytest.fixture(scope="module")
 def bed(make_bed: Callable[..., Bed]) -> Bed:
@@ -56,6 +62,29 @@ def test_attach_with_and_without_the_file(bed: Bed, elsewhere: Callable[..., Don
         elsewhere("run", "--attach", "never", *arguments).failed("E-RUN-UNKNOWN", 10)
     runs = bed.sites["north"].node("runs", "list", "--json").ok().json["runs"]
     assert [entry["run"] for entry in runs] == ["first"]
+
+
+def test_attach_says_that_a_run_was_not_started_and_how_to_start_it(bed: Bed) -> None:
+    described = load_federation(bed.file)
+    with Sites(described, keystore.load(bed.ca / "operator")) as sites:
+        prepare_run(sites, compile_plan(described, run_id("unstarted")))  # a launcher that died before Start
+    for command, file in (
+        (("run", str(bed.file), "--attach", "unstarted", "--json"), str(bed.file)),
+        (("status", "unstarted", "--at", bed.sites["south"].address, "--watch", "--json"), "FEDERATION"),
+    ):
+        with subprocess.Popen(
+            [sys.executable, "-m", "fedelmy_launcher", *command, "--identity", str(bed.ca / "operator")],
+            cwd=bed.root, stdout=subprocess.PIPE, text=True,
+        ) as launcher:  # fmt: skip
+            assert launcher.stdout is not None
+            first = json.loads(launcher.stdout.readline())
+            launcher.kill()
+        start = f"start it with `fedelmy-launch run {file} --run unstarted`"
+        assert first == {"note": f"run unstarted is prepared, but was not started; {start}"}
+    done = bed.launch("run", str(bed.file), "--run", "unstarted", "--json").ok()
+    assert done.json["state"] == "done"
+    again = bed.launch("run", str(bed.file), "--attach", "unstarted", "--json").ok()
+    assert "not started" not in again.out
 
 
 def test_a_run_without_its_last_site_ends_as_a_subset(bed: Bed, elsewhere: Callable[..., Done]) -> None:

@@ -28,6 +28,7 @@ from fedelmy_node.config.decode import canonical_json, encode
 from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon.admission import check_approval, check_refusal
 from fedelmy_node.daemon.answers import report_of, with_asking
+from fedelmy_node.daemon.duplicates import Duplicates
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.orders import decode_cancel
 from fedelmy_node.daemon.switchboard import Switchboard
@@ -193,6 +194,10 @@ class _Node:
     def _decided(self, act: Act) -> RunState:
         self.audit.note(act)
         return RunState.PREPARED
+
+    @property
+    def duplicates(self) -> Duplicates:
+        return Duplicates(journal())
 
     def tell_neighbour(self, asker: SiteName, run: RunId) -> Any:
         if asker not in {neighbour.site for neighbour in journal().run(run).slice.neighbours}:
@@ -493,7 +498,7 @@ def _description() -> NodeDescription:
     return NodeDescription(
         site=SITE, version="0.1.0", contracts=("fedelmy.v1",), torch="2.6", platform="x86_64", device="cpu",
         data="digits", peers=("north=127.0.0.1:1",), free_bytes=10**12, clock=1.8e9,
-        certificate_expires=1.8e9, advertise=Address("fl.south.example:443"),
+        certificate_expires=1.8e9, advertise=Address("fl.south.example:443"), warnings=("E-IDENTITY-TWICE: north",),
         runs=(RunSummary(run=RUN, state=RunState.RUNNING, federation="small", changed_at=1.8e9),),
     )  # fmt: skip
 

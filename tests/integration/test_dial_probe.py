@@ -141,6 +141,43 @@ def test_a_refusal_of_our_certificate_is_named(identities: Identities, serve: Se
     refusal(serve(distrustful), identities["north"], "E-IDENTITY-UNTRUSTED", "refuses our certificate.*site/north")
 
 
+def test_a_clock_that_is_behind_is_named_by_its_own_certificate(
+    identities: Identities, serve: Serve, forge: Forge
+) -> None:
+    """As for a site whose clock was set two days back while its node runs: nobody is asked, nobody blamed."""
+    error = refusal(
+        serve(identities["south"]), forge("north.site.fedelmy", begins_days=2, ends_days=9), "E-IDENTITY-EXPIRED",
+        r"our own certificate begins on .* UTC; this machine's clock says \d{4}-",
+    )  # fmt: skip
+    assert "The clock here seems to be behind" in error.hint and "timedatectl" in error.hint
+
+
+def test_a_clock_that_is_behind_is_named_by_the_other_ends_certificate(
+    identities: Identities, serve: Serve, forge: Forge
+) -> None:
+    error = refusal(
+        serve(forge(begins_days=2, ends_days=9)), identities["north"], "E-IDENTITY-EXPIRED",
+        r"is not valid yet, it begins on \d{4}-.* UTC; this machine's clock says \d{4}-",
+    )  # fmt: skip
+    assert "The clock here seems to be behind" in error.hint and "timedatectl" in error.hint
+    error = refusal(serve(forge(ends_days=-0.5)), identities["north"], "E-IDENTITY-EXPIRED", "it ended on .*clock says")
+    assert "Have a new certificate signed there" in error.hint and "timedatectl" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "there"), [(-1.0, 300.0, "behind there"), (-300.0, 1.0, "ahead there"), (-300.0, 300.0, "")]
+)
+def test_a_refusal_blames_a_clock_if_our_certificate_is_young_or_old(
+    identities: Identities, serve: Serve, stranger: Identity, forge: Forge, begins: float, ends: float, there: str
+) -> None:
+    """A gRPC server refuses a certificate that its clock forbids as it refuses any other: without a word."""
+    distrustful = replace(identities["south"], trust=stranger.trust)
+    north = forge("north.site.fedelmy", begins_days=begins, ends_days=ends)
+    error = refusal(serve(distrustful), north, "E-IDENTITY-UNTRUSTED", r"refuses our certificate .*valid from \d{4}-")
+    assert (there or "clocks of both ends") in error.hint
+    assert ("this machine's clock says" in error.message) == ("timedatectl" in error.hint) == bool(there)
+
+
 @pytest.mark.parametrize("shakes_hands", [True, False])
 def test_a_server_that_stops_meanwhile_is_unreachable(
     identities: Identities, tmp_path: Path, shakes_hands: bool

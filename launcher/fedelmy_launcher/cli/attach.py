@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from fedelmy_node.domain.events import AHEAD, RunState
 from fedelmy_node.errors import EXIT_DETACHED, RunError
 
 if TYPE_CHECKING:
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["attach", "follow"]
 
 
-def attach(sites: Sites, run: RunId, again: list[str], *, as_json: bool) -> int:
-    """Follow a run that exists to its end, whatever its state; `again` are the arguments that follow it again."""
+def attach(sites: Sites, run: RunId, again: list[str], *, file: Path | None, as_json: bool) -> int:
+    """Follow a run that exists to its end, whatever its state; `again` are the arguments that follow it again.
+
+    `file` is the federation file, if one was named.
+    """
     from fedelmy_launcher.discovery import reported_run
     from fedelmy_launcher.progress import RunProgress
 
@@ -36,7 +41,8 @@ def attach(sites: Sites, run: RunId, again: list[str], *, as_json: bool) -> int:
         progress.sites[site].state, progress.sites[site].gone = "unknown", True
     for site in silent & set(progress.sites):
         progress.sites[site].silent = True
-    return follow(sites, progress, again, unmet=silent, as_json=as_json)
+    hint = _unstarted(run, reports.values(), file)
+    return follow(sites, progress, again, unmet=silent, hint=hint, as_json=as_json)
 
 
 def follow(
@@ -46,6 +52,7 @@ def follow(
     begin: Callable[[Screen], None] | None = None,
     *,
     unmet: Iterable[SiteName] = (),
+    hint: str = "",
     as_json: bool,
 ) -> int:
     """Begin, if there is something to begin, then follow to the end; `again` follows it again."""
@@ -58,6 +65,8 @@ def follow(
             if begin is not None:
                 begin(screen)
             started = True
+            if hint:
+                screen.note(hint)
             follow_run(sites, progress, screen, unmet)
     except KeyboardInterrupt:
         news = "Detached: the run goes on. Follow" if started else "Interrupted before the run was started. Start"
@@ -66,6 +75,17 @@ def follow(
         click.echo(f"\n{news} it with\n  fedelmy-launch {shlex.join(again)}{rest}", err=True)
         return EXIT_DETACHED
     return show_result(progress, asked=begin is not None, as_json=as_json)
+
+
+def _unstarted(run: RunId, reports: Iterable[RunReport], file: Path | None) -> str:
+    """What to do about a run that nobody has started; empty if it has begun or ended anywhere."""
+    states = [report.state for report in reports]
+    if not set(states) <= set(AHEAD):
+        return ""
+    command = f"fedelmy-launch {shlex.join(['run', str(file) if file else 'FEDERATION', '--run', run])}"
+    pending = states.count(RunState.PENDING)
+    waits = f" ({pending} of {len(states)} sites wait for their administrators)" if pending else ""
+    return f"run {run} is prepared, but was not started{waits}; start it with `{command}`"
 
 
 def _find(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], set[SiteName], set[SiteName]]:

@@ -152,4 +152,4 @@ def _attach(federation: Path | None, name: str, at: str | None, operator: Operat
 
     run, where = run_id(name), Target(federation_file(federation, at), at, name)
     with open_sites(where, operator())[0] as sites:
-        return attach(sites, run, sys.argv[1:], as_json=as_json)
+        return attach(sites, run, sys.argv[1:], file=where.federation, as_json=as_json)

@@ -75,7 +75,7 @@ def status(
         if cancelled and not as_json:
             click.echo(f"a newer run was cancelled: {cancelled}")
         if watch:
-            return attach(sites, run, sys.argv[1:], as_json=as_json)
+            return attach(sites, run, sys.argv[1:], file=target.federation, as_json=as_json)
         return _look_once(sites, run, cancelled, as_json=as_json)
 
 

@@ -27,6 +27,7 @@ def alerts_of(
     """Each with its code."""
     known = list(nodes)
     texts = [f"E-IDENTITY-EXPIRED: {text}" for text in expiry_warnings(identity, known)]
+    texts += [f"{warning} (seen by {node.site})" for node in known for warning in node.warnings]
     for node in known:
         need = needed_bytes(reports[node.site]) if node.site in reports else 0
         if node.free_bytes < need:

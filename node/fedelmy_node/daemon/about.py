@@ -32,8 +32,9 @@ def site_of(config: SiteConfig, identity: LiveIdentity | None) -> SiteName:
 
 
 def described(
-    config: SiteConfig, site: SiteName, runs: tuple[RunSummary, ...], *, free_bytes: int, certificate_expires: float
-) -> NodeDescription:
+    config: SiteConfig, site: SiteName, runs: tuple[RunSummary, ...], *, free_bytes: int, certificate_expires: float,
+    warnings: tuple[str, ...],
+) -> NodeDescription:  # fmt: skip
     import platform
 
     return NodeDescription(
@@ -50,6 +51,7 @@ def described(
         runs=runs,
         certificate_expires=certificate_expires,
         advertise=config.advertise,
+        warnings=warnings,
     )
 
 

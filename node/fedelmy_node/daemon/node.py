@@ -21,6 +21,7 @@ from fedelmy_node.daemon.answers import report_of, with_asking
 from fedelmy_node.daemon.awaiting import Awaiting
 from fedelmy_node.daemon.consent import check_listed
 from fedelmy_node.daemon.disclosure import Disclosed, DisclosedEvents
+from fedelmy_node.daemon.duplicates import Duplicates
 from fedelmy_node.daemon.executor import Executor
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.orders import Cancel, accepted, decode_cancel, signer
@@ -80,8 +81,7 @@ class Node:
         self.site = site_of(config, self._identity)
         if config.data is not None:
             parse_source(config.data)
-        self.ready = threading.Event()
-        """Set as soon as the node answers."""
+        self.ready = threading.Event()  # as soon as the node answers
         self.stopping = threading.Event()  # as soon as it is to end
         self._guard = threading.Lock()
         self._told: dict[tuple[RunId, SiteName], StateStream[NeighbourState]] = {}
@@ -99,7 +99,8 @@ class Node:
         self._lock = StateLock(self._layout)
         self._journal = Journal(self._layout.journal, self.site, accepted(self._identity))
         self._switchboard = Switchboard(self._arrived, self._record)
-        self._peers = Peers(config, self.site, self._identity, self._switchboard)
+        self.duplicates = Duplicates(self._journal)
+        self._peers = Peers(config, self.site, self._identity, self._switchboard, self.duplicates)
         self._awaiting = Awaiting(config, self.address, self._peers, self._journal)
         self._workspace = Workspace(config, self._layout)
         self._executor = Executor(config, self._workspace, self._journal, self._peers, self, self._record)
@@ -201,7 +202,7 @@ class Node:
 
     def describe(self) -> NodeDescription:
         return described(
-            self._config, self.site, tuple(self._journal.runs()[:_DESCRIBED_RUNS]),
+            self._config, self.site, tuple(self._journal.runs()[:_DESCRIBED_RUNS]), warnings=self.duplicates.warnings(),
             free_bytes=self._layout.free_bytes(), certificate_expires=self._vitals.certificate_expires(),
         )  # fmt: skip
 
@@ -315,8 +316,8 @@ class Node:
         active, waiting = self._executor.activity() if self._executor.is_alive else ("", ())
         health = self._vitals.health(self.site, self.address)
         return replace(
-            health, active=active, queue=waiting, warnings=health.warnings + self._awaiting.problems(),
-            metrics=self._metrics.address if self._metrics is not None else "",
+            health, active=active, queue=waiting, metrics=self._metrics.address if self._metrics is not None else "",
+            warnings=health.warnings + self._awaiting.problems() + self.duplicates.warnings(),
         )  # fmt: skip
 
     def _standing(self) -> str:

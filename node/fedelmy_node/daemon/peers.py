@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from fedelmy_node.config.site import SiteConfig
@@ -15,6 +17,9 @@ from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.rpc.clients import PeerClient
 
 if TYPE_CHECKING:  # an idle daemon needs none of it
+    from grpc import Channel
+
+    from fedelmy_node.daemon.duplicates import Duplicates
     from fedelmy_node.daemon.switchboard import Switchboard
     from fedelmy_node.rpc.awaiting import RelayClient
     from fedelmy_node.rpc.bridge import Join
@@ -28,13 +33,15 @@ class Peers:
     """Safe to use from any thread."""
 
     def __init__(
-        self, config: SiteConfig, site: SiteName, identity: LiveIdentity | None, switchboard: Switchboard | None = None
-    ) -> None:
-        """`switchboard` has the sites that cannot be called, and wait here."""
+        self, config: SiteConfig, site: SiteName, identity: LiveIdentity | None, switchboard: Switchboard | None = None,
+        duplicates: Duplicates | None = None,
+    ) -> None:  # fmt: skip
+        """`switchboard` has the sites that cannot be called, and wait here; `duplicates` hears whom this one meets."""
         self._config = config
         self._site = site
         self._identity = identity
         self._switchboard = switchboard
+        self.duplicates = duplicates
         self.turns: Final = Turns(config.transfers)
         """For hand-overs to any of them."""
         self._lock = threading.Lock()
@@ -68,7 +75,7 @@ class Peers:
         address, live, join = self.address(plan, site), self._identity, self.join(site)
         if live is None:
             channel = open_channel(address, None, expect_role="site", insecure_name=f"site/{self._site}", join=join)
-            return PeerClient(channel, site, self._config.stall_seconds)
+            return self._client(plan, site, channel, lambda: None)
         identity = live()
         probed = probe(address, identity, expect_role="site", expect_site=site, join=join)
 
@@ -76,7 +83,13 @@ class Peers:
             """A hand-over may take hours: whoever is revoked meanwhile gets no more of it."""
             live().trust.verify(probed.chain)
 
-        return PeerClient(channel_to(address, identity, probed, join), site, self._config.stall_seconds, look)
+        return self._client(plan, site, channel_to(address, identity, probed, join), look)
+
+    def _client(self, plan: Slice, site: SiteName, channel: Channel, look: Callable[[], None]) -> PeerClient:
+        if self.duplicates is None:
+            return PeerClient(channel, site, self._config.stall_seconds, look)
+        met = partial(self.duplicates.met, plan.run, site, called=False)
+        return PeerClient(channel, site, self._config.stall_seconds, look, self.duplicates.instance, met)
 
     def relay(self, place: PeerAddress) -> RelayClient:
         """A new connection to a site at which this one, which cannot be called, waits; the caller closes it."""

@@ -75,6 +75,8 @@ class NodeDescription:
     """In seconds since the epoch; 0: the node has no certificate."""
     advertise: Address | None = None
     """Where others reach it, by its own word; None: it does not say."""
+    warnings: tuple[str, ...] = ()
+    """About its neighbours, each with its code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,6 +85,11 @@ class Identity:
         """The authorities that this identity trusts."""
         return self.trust.ca_pem
 
+    @property
+    def not_before(self) -> datetime:
+        """When its certificate begins."""
+        return parse_certificates(self.certificate_pem, "certificate.pem")[0].not_valid_before_utc
+
     def trusting(self, rules: TrustRules) -> Identity:
         """The same identity with another word about names and keys."""
         return replace(self, trust=replace(self.trust, rules=rules))

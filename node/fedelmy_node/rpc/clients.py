@@ -99,13 +99,18 @@ class PeerClient:
     """One site's view of a neighbour."""
 
     def __init__(
-        self, channel: grpc.Channel, name: str, stall_seconds: float, look: Callable[[], object] = lambda: None
-    ) -> None:
-        """`look` raises if the neighbour is not to be believed any more; streams ask it as long as they last."""
+        self, channel: grpc.Channel, name: str, stall_seconds: float, look: Callable[[], object] = lambda: None,
+        instance: str = "", met: Callable[[str], None] = lambda instance: None,
+    ) -> None:  # fmt: skip
+        """`look` raises if the neighbour is not to be believed any more; streams ask it as long as they last.
+
+        `instance` is this daemon's own; `met` hears that of the neighbour when a watch begins.
+        """
         self._channel = channel
         self._name = name
         self._stall_seconds = stall_seconds
         self._look = look
+        self._instance, self._met = instance, met
         self._peer = peer_pb2_grpc.PeerStub(channel)
         self._transfer = transfer_pb2_grpc.TransferStub(channel)
         self._send_method = send_method(channel)
@@ -116,8 +121,12 @@ class PeerClient:
     def watch(self, run: RunId) -> Iterator[NeighbourState]:
         """How the run is doing there, now and at every change; ends when it is over there, or with the channel."""
         with map_errors(self._name):
-            for message in self._peer.Watch(peer_pb2.NeighbourWatch(run=run)):
+            known = ""
+            for message in self._peer.Watch(peer_pb2.NeighbourWatch(run=run, instance=self._instance)):
                 self._look()
+                if message.instance != known:
+                    known = message.instance
+                    self._met(known)
                 yield convert.neighbour_state_from_pb(message)
 
     def deliver(self, parcel: Parcel, moved: Callable[[int], None]) -> Receipt:

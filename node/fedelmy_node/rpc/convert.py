@@ -122,7 +122,7 @@ def description_to_pb(node: NodeDescription) -> control_pb2.DescribeReply:
     return control_pb2.DescribeReply(
         site=node.site, version=node.version, contracts=node.contracts, torch=node.torch,
         platform=node.platform, device=node.device, data=node.data, peers=node.peers,
-        free_bytes=node.free_bytes, clock=node.clock, runs=summaries_to_pb(node.runs),
+        free_bytes=node.free_bytes, clock=node.clock, runs=summaries_to_pb(node.runs), warnings=node.warnings,
         certificate_expires=node.certificate_expires, advertise=node.advertise or "",
     )  # fmt: skip
 
@@ -131,13 +131,13 @@ def description_to_pb(node: NodeDescription) -> control_pb2.DescribeReply:
 def description_from_pb(message: control_pb2.DescribeReply) -> NodeDescription:
     few(message.runs, _MAX_RUNS, "runs")
     few(message.contracts, _MAX_WORDS, "contracts")
-    few(message.peers, _MAX_WORDS, "peers")
+    few((*message.peers, *message.warnings), _MAX_WORDS, "peers and warnings")
     return NodeDescription(
         site=site_name(message.site), version=label(message.version), contracts=tuple(map(label, message.contracts)),
         torch=label(message.torch), platform=label(message.platform), device=label(message.device),
         data=label(message.data), peers=tuple(map(label, message.peers)), free_bytes=count(message.free_bytes),
         clock=seconds(message.clock), runs=summaries_from_pb(message.runs),
-        certificate_expires=seconds(message.certificate_expires),
+        certificate_expires=seconds(message.certificate_expires), warnings=tuple(map(clean, message.warnings)),
         advertise=advertised(message.advertise),
     )  # fmt: skip
 

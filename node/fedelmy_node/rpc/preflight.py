@@ -12,10 +12,10 @@ import os
 import ssl
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cryptography import x509
@@ -49,8 +49,12 @@ _NO_H2: Final = (
     "or offer HTTP/2 (ALPN h2)."
 )
 _ISSUER_CHARACTERS: Final = 120
-_EXPIRED_CODES: Final = {9: "is not valid yet", 10: "has expired"}
+_NOT_YET_VALID: Final = 9
+_EXPIRED_CODES: Final = {_NOT_YET_VALID: "is not valid yet", 10: "has expired"}
 """OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+_NEAR: Final = timedelta(days=7)
+"""To the beginning or end of a certificate: a clock that is so wrong is more likely than a foreign CA."""
+_SET_CLOCK: Final = "set it by the network (`timedatectl set-ntp true`)."
 
 
 class _HungUpError(Exception):
@@ -111,10 +115,7 @@ def probe(
     `connect` goes there in another way than by TCP.
     """
     seen = seen or Seen()
-    if identity.not_after < datetime.now(UTC):
-        raise IdentityError(
-            "E-IDENTITY-EXPIRED", f"our own certificate expired on {identity.not_after:%Y-%m-%d %H:%M} UTC"
-        )
+    _check_own(identity)
     call = _Call(address, identity, expect_role, expect_site, time.monotonic() + PROBE_SECONDS, seen, connect or reach)
     expected = None if expect_site is None else Subject(name=expect_site, role=expect_role)
     asked = asked_name(address, expected, identity.trust.rules)
@@ -129,6 +130,16 @@ def probe(
         hint = f"Have the proxy there lead {met.tls_name} to {met.subject}."
         raise IdentityError("E-IDENTITY-SITE", f"{address} leads {ways}", hint=hint)
     return again
+
+
+def _check_own(identity: Identity) -> None:
+    """A certificate of ours that nobody takes, or that this machine's clock would have nobody take."""
+    begins, now = identity.not_before, datetime.now(UTC)
+    if now < begins:
+        raise _wrong_clock(f"our own certificate begins on {_minute(begins)} UTC", now)
+    if identity.not_after < now:
+        message = f"our own certificate expired on {_minute(identity.not_after)} UTC"
+        raise IdentityError("E-IDENTITY-EXPIRED", message)
 
 
 def _meet(call: _Call, asked: str | None) -> Probed:
@@ -240,11 +251,7 @@ def _await_settings(address: Address, identity: Identity, secure: ssl.SSLSocket,
     In TLS 1.3 a client's handshake is done before the server has looked at the client's certificate. A gRPC
     server that refuses it hangs up without a word; one that takes it sends its SETTINGS unasked.
     """
-    refused = IdentityError(
-        "E-IDENTITY-UNTRUSTED",
-        f"{address} refuses our certificate ({identity.subject}, valid until {identity.not_after:%Y-%m-%d})",
-        hint="Compare ca.pem and the clocks of both ends; the log there says nothing of refused handshakes.",
-    )
+    refused = _refuses_us(address, identity)
     header = b""
     try:
         while len(header) < _FRAME_HEADER_BYTES:
@@ -270,10 +277,10 @@ def _handshake_errors(call: _Call, asked: str | None) -> Iterator[None]:
         yield
     except ssl.SSLCertVerificationError as error:
         seen.stage = "certificate"
+        shown = _shown(call, asked)
         if error.verify_code in _EXPIRED_CODES:
-            message = f"the certificate of {address} {_EXPIRED_CODES[error.verify_code]}, by this machine's clock"
-            raise IdentityError("E-IDENTITY-EXPIRED", message) from error
-        seen.issuer = _shown_issuer(call, asked)
+            raise _outside_dates(address, error.verify_code, shown) from error
+        seen.issuer = _issuer(shown[0]) if shown else ""
         signer = f"{seen.issuer!r} signed it" if seen.issuer else error.verify_message
         message = f"the certificate of {address} is not of our federation: {signer}"
         raise IdentityError("E-IDENTITY-UNTRUSTED", message, hint=_FOREIGN_CA) from error
@@ -305,8 +312,8 @@ def _issuer(certificate: x509.Certificate) -> str:
         return ""
 
 
-def _shown_issuer(call: _Call, asked: str | None) -> str:
-    """Who signed what is shown there: `ssl` does not tell of a certificate that it refuses, so it is asked to take it.
+def _shown(call: _Call, asked: str | None) -> tuple[x509.Certificate, ...]:
+    """What is shown there: `ssl` does not tell of a certificate that it refuses, so it is asked to take it.
 
     Nothing is sent on this connection, not even our certificate; the name is asked for as before, because a proxy makes
     certificates up by it.
@@ -318,9 +325,49 @@ def _shown_issuer(call: _Call, asked: str | None) -> str:
         with call.connect(call.address, call.deadline, Seen()) as plain:
             plain.settimeout(remaining(call.deadline))
             with context.wrap_socket(plain, server_hostname=asked) as secure:
-                return _issuer(_chain(secure)[0])
+                return _chain(secure)
     except (OSError, FedelmyError, *UNREADABLE):
-        return ""
+        return ()
+
+
+def _outside_dates(address: Address, code: int, shown: Sequence[x509.Certificate]) -> IdentityError:
+    """The certificate at the other end, or its CA's, is not valid by our clock: which of the two is wrong?"""
+    now, whose = datetime.now(UTC), f"the certificate of {address}"
+    begins = max((each.not_valid_before_utc for each in shown), default=now)
+    ends = min((each.not_valid_after_utc for each in shown), default=now)
+    dates = f", it begins on {_minute(begins)} UTC" if begins > now else ""
+    dates = f", it ended on {_minute(ends)} UTC" if ends < now else dates
+    if code == _NOT_YET_VALID:
+        return _wrong_clock(f"{whose} {_EXPIRED_CODES[code]}{dates}", now)
+    message = f"{whose} {_EXPIRED_CODES[code]}{dates}; this machine's clock says {_minute(now)}"
+    hint = f"Have a new certificate signed there; or, if it is the clock here that is wrong: {_SET_CLOCK}"
+    return IdentityError("E-IDENTITY-EXPIRED", message, hint=hint)
+
+
+def _wrong_clock(message: str, now: datetime) -> IdentityError:
+    """Whoever signed it had a clock that was ahead of ours: most likely it is ours that is behind."""
+    hint = f"The clock here seems to be behind: {_SET_CLOCK} If it is right, that of the CA was ahead: sign again."
+    return IdentityError("E-IDENTITY-EXPIRED", f"{message}; this machine's clock says {_minute(now)}", hint=hint)
+
+
+def _refuses_us(address: Address, identity: Identity) -> IdentityError:
+    """Nobody tells why; a clock is likely if our certificate has just begun, or is about to end."""
+    begins, ends, now = identity.not_before, identity.not_after, datetime.now(UTC)
+    message = f"{address} refuses our certificate ({identity.subject}, valid from {_minute(begins)}"
+    message += f" until {_minute(ends)} UTC)"
+    hint = "Compare ca.pem and the clocks of both ends; the log there says nothing of refused handshakes."
+    if min(now - begins, ends - now) < _NEAR:
+        message += f"; this machine's clock says {_minute(now)}"
+        there, here = ("behind", "ahead") if now - begins < _NEAR else ("ahead", "behind")
+        hint = (
+            f"Look at the clocks first (`date -u` at both ends): one that is {there} there, or {here} here, "
+            f"has it refused; {_SET_CLOCK} Else compare ca.pem of both ends."
+        )
+    return IdentityError("E-IDENTITY-UNTRUSTED", message, hint=hint)
+
+
+def _minute(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M}"
 
 
 def _hangs_up(address: Address, asked: str | None) -> FedelmyError:

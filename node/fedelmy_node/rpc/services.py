@@ -99,9 +99,19 @@ class ControlHandler(Protocol):
     def revoke(self, lists: bytes, operator: str) -> int: ...
 
 
+class Instances(Protocol):
+    """Which life of a daemon this is, and which ones neighbours have."""
+
+    @property
+    def instance(self) -> str: ...
+    def met(self, run: RunId, site: SiteName, instance: str, *, called: bool) -> None: ...
+
+
 class PeerHandler(Protocol):
     """What a neighbour may ask."""
 
+    @property
+    def duplicates(self) -> Instances: ...
     def tell_neighbour(self, asker: SiteName, run: RunId) -> Stream[NeighbourState]: ...
     def measured(self, received: int) -> Measured: ...
 
@@ -174,13 +184,17 @@ class _Peer(peer_pb2_grpc.PeerServicer):
 
     def Watch(self, request: peer_pb2.NeighbourWatch, context: Context) -> Iterator[peer_pb2.NeighbourState]:
         concern(request.run)
-        stream = self._handler.tell_neighbour(SiteName(caller(context).name), asked_run(request.run))
+        asker, run = SiteName(caller(context).name), asked_run(request.run)
+        stream = self._handler.tell_neighbour(asker, run)
+        self._handler.duplicates.met(run, asker, request.instance, called=True)
         if not context.add_callback(stream.close):
             stream.close()
         else:
             for state in stream:
                 recheck(context)
-                yield convert.neighbour_state_to_pb(state)
+                message = convert.neighbour_state_to_pb(state)
+                message.instance = self._handler.duplicates.instance
+                yield message
 
     def Measure(self, request_iterator: Iterator[peer_pb2.MeasureBlock], context: Context) -> peer_pb2.MeasureReply:
         received, deadline = 0, time.monotonic() + MEASURE_SECONDS

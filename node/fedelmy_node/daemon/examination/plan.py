@@ -59,6 +59,10 @@ class PlanExamination:
         except FedelmyError as error:
             self._refuse(error)
         me = Caller(name=f"site/{self.plan.site}", identity=self.identity, insecure=self.config.insecure)
+        problems = self.peers.duplicates.problems() if self.peers.duplicates else {}
+        for neighbour in self.plan.neighbours:
+            if (problem := problems.get(neighbour.site)) is not None:
+                yield Finding.of(problem, f"peer {neighbour.site}", "identity", "warning")
         for site in dict.fromkeys(edge.receiver for edge in self.plan.edges_out):
             subject = f"peer {site}"
             # Only whom the site agreed to is dialled: an operator must not look around in a site's network through it.
