@@ -79,12 +79,12 @@ class Bed:
 
     def add(self, journal: Journal, name: str) -> None:
         plan = replace(compile_plan(decode(Federation, CHAIN), run_id(name)), plan_id=self.plans[name])
-        payload = signed_slices(plan, None)[SOUTH].payload
+        signed = signed_slices(plan, self.callers["operator"])[SOUTH]
         manifest = parcel_of(self.bundle).offer.manifest
         journal.add_run(
             Prepared(
-                payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="operator",
-                manifest=manifest, report={},
+                payload=signed.payload, slice=read_slice(signed.payload), signature=signed.signature,
+                certificate=signed.certificate, operator="operator", manifest=manifest, report={},
             )
         )  # fmt: skip
 

@@ -29,6 +29,7 @@ def test_the_unit_says_what_a_node_needs() -> None:
         "StateDirectoryMode": "0700",
         "UMask": "0077",
         "Restart": "on-failure",
+        "RestartPreventExitStatus": "2 7",  # what only a person mends is no reason to try for ever
         "TimeoutStopSec": "45",
         "KillMode": "mixed",
         "OOMPolicy": "continue",

@@ -28,6 +28,7 @@ group = LazyGroup(
         "audit": ("fedelmy_node.cli.audit:audit", "Verify and read the log of who asked for what."),
         "backup": ("fedelmy_node.cli.backup:backup", "Write this site into one file, while its daemon runs or not."),
         "restore": ("fedelmy_node.cli.backup:restore", "Make a site's state directory from a backup."),
+        "repair": ("fedelmy_node.cli.repair:repair", "Say what is wrong with the journal; go on without it."),
         "health": ("fedelmy_node.cli.health:health", "Ask the daemon whether it is well; exit code 0 if it is."),
         "completion": ("fedelmy_node.cli.completion:completion", "Print a script for completion in bash, zsh or fish."),
     },

@@ -331,7 +331,7 @@ class Journal:
                 yield
                 self._db.execute("COMMIT")
             except BaseException as error:
-                if self._db.in_transaction:
+                with suppress(sqlite3.Error):  # SQLite may have done so itself
                     self._db.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
                     raise self._error(error, "written") from error

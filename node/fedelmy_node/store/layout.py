@@ -3,6 +3,8 @@
     STATE/
       lock                     held by the daemon, dies with it
       journal.db               runs, steps, edges, events
+      journal.open             there while it is open: SQLite's write-ahead log must be, too
+      given-up-MOMENT/         what `repair --give-up` put aside
       admin.sock               local administration
       audit.jsonl, audit.head  who asked for what; its last line (audit-NUMBER.jsonl: older lines)
       details.log              what the log and the network are not told: paths and the like

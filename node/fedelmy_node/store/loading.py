@@ -45,7 +45,8 @@ class Loader:
     def __init__(self, site: SiteName, verify: Verify) -> None:
         self._site = site
         self._verify = verify
-        self._prepared: dict[RunId, Prepared] = {}
+        self._prepared: dict[RunId, tuple[tuple[bytes | bool, ...], Prepared]] = {}
+        """Each with what was verified of it."""
         self._cancels: set[Signed] = set()
 
     def forget(self, run: RunId) -> None:
@@ -112,11 +113,11 @@ class Loader:
 
     def _decoded(self, row: sqlite3.Row) -> Prepared:
         """What was prepared never changes, and plans are long: each is decoded and verified once."""
-        run = RunId(row["run"])
-        known = self._prepared.get(run)
-        if known is None or (known.payload, known.signature) != (row["prepared"], row["signature"]):
-            known = self._prepared[run] = Prepared.from_row(row, self.plan(row))
-        return known
+        run, over = RunId(row["run"]), RunState(row["state"]).is_over
+        key, known = (row["prepared"], row["signature"], row["certificate"], over), self._prepared.get(run)
+        if known is None or known[0] != key:
+            known = self._prepared[run] = key, Prepared.from_row(row, self.plan(row))
+        return known[1]
 
     def _cancel(self, row: sqlite3.Row, plan: Slice) -> Signed | None:
         """The operator's word that this plan has ended."""

@@ -16,6 +16,7 @@ from fedelmy_node.daemon.examination.identity import examine_files, open_identit
 from fedelmy_node.daemon.examination.machine import examine_clock, examine_daemon, running_daemon
 from fedelmy_node.daemon.examination.peers import Caller, examine_peer
 from fedelmy_node.daemon.examination.work import Looked, examine_disk, examine_work, of_work
+from fedelmy_node.daemon.orders import accepted
 from fedelmy_node.daemon.room import USUAL_BUNDLES, needed_bytes
 from fedelmy_node.daemon.trainers import OneJob
 from fedelmy_node.domain.federation import (
@@ -32,9 +33,11 @@ from fedelmy_node.domain.findings import Finding, Tell
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName, site_name
 from fedelmy_node.domain.reports import Health
 from fedelmy_node.domain.texts import clean
-from fedelmy_node.errors import DataError, FedelmyError, IdentityError
+from fedelmy_node.errors import DataError, FedelmyError, IdentityError, StoreError
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.store.beside import newest_plan
+from fedelmy_node.store.integrity import refuse_damaged
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.training.data import absolute_source, parse_source
 from fedelmy_node.training.job import DataSpec, Job, Outcome
@@ -82,7 +85,9 @@ class SiteExamination:
         yield from examine_daemon(running, config.listen)
         me = Caller(name=f"site/{site or _UNKNOWN_SITE}", identity=usable, insecure=config.insecure)
         yield from examine_advertised(config.advertise, site, me, running, tell)
-        aim = yield from self._aim(site)
+        damage = list(self._journal(running, site))
+        yield from damage
+        aim = yield from self._aim(site, self._layout.journal if not damage else None)
         for peer in self._peers(aim, site):
             yield from examine_peer(peer, me, tell)
         yield from self._work(aim, site or _UNKNOWN_SITE, running, tell)
@@ -97,13 +102,25 @@ class SiteExamination:
             message="--insecure: no certificate, anybody who reaches this node can pose as anybody",
         )  # fmt: skip
 
+    def _journal(self, running: Health | FedelmyError | None, site: SiteName | None) -> Iterator[Finding]:
+        """What would keep a daemon from starting; one that runs has looked, and is writing."""
+        if running is not None or site is None or not self._layout.root.is_dir():
+            return
+        try:
+            identity = None if self._config.insecure else LiveIdentity(self._layout.identity, self._config.trust)
+            refuse_damaged(self._layout.journal, site, accepted(identity))
+        except StoreError as error:
+            yield Finding.of(error, "disk", "journal")
+        except FedelmyError:
+            return  # of the identity: it was told above
+
     # --- what for ---------------------------------------------------------------------------------------------
 
-    def _aim(self, site: SiteName | None) -> Generator[Finding, None, _Aim]:
+    def _aim(self, site: SiteName | None, journal: Path | None) -> Generator[Finding, None, _Aim]:
         if self._federation is not None:
             return (yield from self._of_federation(self._federation, site))
         try:
-            newest = newest_plan(self._layout.journal)
+            newest = newest_plan(journal) if journal else None
         except FedelmyError as error:
             yield Finding.of(error, "disk", "journal")
             newest = None
