@@ -15,6 +15,7 @@ import pytest
 from federations import make_plan
 from test_journal import EDGE, RUN, SOUTH, TRAIN, make_prepared
 
+from fedelmy_launcher import authority
 from fedelmy_launcher.plans import signed_cancel, signed_slices
 from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.daemon.orders import accepted
@@ -23,6 +24,7 @@ from fedelmy_node.domain.names import RunId
 from fedelmy_node.domain.reports import Signed
 from fedelmy_node.domain.transfer import Origin
 from fedelmy_node.errors import StoreError
+from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.store import schema
 from fedelmy_node.store.audit import Act, AuditLog
@@ -256,6 +258,39 @@ def test_what_an_operator_signed_is_loaded(signed_path: Path, verify: Verify) ->
     journal = Journal(signed_path, SOUTH, verify)
     assert journal.run(RUN).cancel is not None
     journal.close()
+
+
+def test_an_operator_whose_certificate_has_ended_stops_no_run(
+    tmp_path: Path, verify: Verify, forge: Callable[..., Identity]
+) -> None:
+    alice = forge("alice.operator.fedelmy", ends_days=-1 / 24 / 60)
+    path = tmp_path / "journal.db"
+    for _ in range(2):
+        journal = Journal(path, SOUTH, verify)
+        if not journal.runs():
+            journal.add_run(prepared_by(signed_slices(make_plan(run=RUN), alice)[SOUTH]))
+        assert journal.run(RUN).state == RunState.PREPARED
+        journal.close()
+
+
+def test_a_run_that_is_over_needs_no_ca_of_today_until_it_is_brought_back(
+    signed_path: Path, verify: Verify, tmp_path: Path
+) -> None:
+    authority.init(tmp_path / "other")
+    stranger = keystore.load(tmp_path / "other" / "operator")
+    signed = signed_slices(make_plan(run=RUN), stranger)[SOUTH]
+    change(
+        signed_path, "UPDATE runs SET prepared = ?, signature = ?, certificate = ?, state = 'done', cancel = x''",
+        (signed.payload, signed.signature, signed.certificate),
+    )  # fmt: skip
+    renew_digests(signed_path)
+    journal = Journal(signed_path, SOUTH, verify)
+    assert journal.run(RUN).state == RunState.DONE
+    journal.set_run(RUN, RunState.RUNNING)
+    with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
+        journal.run(RUN)
+    journal.close()
+    refused(signed_path, "the plan of run run-1", verify)
 
 
 @pytest.mark.parametrize(("column", "match"), [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedelmy_launcher import authority
 from fedelmy_node.errors import IdentityError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.identity.signing import Purpose, sign, verify
+from fedelmy_node.identity.signing import Purpose, check_fits, sign, verify, verify_accepted
 
 PLAN = b'{"run":"r1"}'
 
@@ -83,3 +83,54 @@ def test_a_signature_carries_its_certificates_and_not_many(identities: Mapping[s
     for pem in (b"", operator.ca_pem, operator.certificate_pem * 9, operator.certificate_pem + b" " * 100_000):
         with pytest.raises(IdentityError):
             verify(PLAN, replace(signature, certificate_pem=pem), operator.trust, purpose=Purpose.PLAN)
+
+
+# --- what was accepted earlier ---------------------------------------------------------------------------------------
+
+MINUTE = 1 / 24 / 60
+
+
+def test_what_was_accepted_outlives_its_certificate(
+    identities: Mapping[str, Identity], forge: Callable[..., Identity]
+) -> None:
+    """The CA is older than five minutes, so there was a time when all of the chain was valid."""
+    alice, trust = forge("alice.operator.fedelmy", ends_days=-MINUTE), identities["north"].trust
+    signature = sign(alice, PLAN, purpose=Purpose.PLAN)
+    with pytest.raises(IdentityError, match="E-IDENTITY-EXPIRED"):
+        verify(PLAN, signature, trust, purpose=Purpose.PLAN)
+    assert str(verify_accepted(PLAN, signature, trust, purpose=Purpose.PLAN)) == "operator/alice"
+    with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
+        verify_accepted(PLAN + b" ", signature, trust, purpose=Purpose.PLAN)
+    with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
+        verify_accepted(PLAN, signature, trust, purpose=Purpose.CANCEL)
+
+
+def test_what_was_accepted_outlives_a_revocation(tmp_path: Path) -> None:
+    authority.init(tmp_path / "ca", "alice")
+    home = tmp_path / "south"
+    keystore.init(home, "south", "site")
+    keystore.install(home, authority.sign(tmp_path / "ca", home / "request.csr", tmp_path / "south.pem").path)
+    signature = sign(keystore.load(tmp_path / "ca" / "operator"), PLAN, purpose=Purpose.PLAN)
+    revoked = authority.revoke(tmp_path / "ca", "alice", role="operator", reason="key-compromise").path
+    keystore.install_lists(home, revoked.read_bytes(), revoked.name)
+    trust = keystore.load(home).trust
+    with pytest.raises(IdentityError, match="E-IDENTITY-REVOKED"):
+        verify(PLAN, signature, trust, purpose=Purpose.PLAN)
+    assert str(verify_accepted(PLAN, signature, trust, purpose=Purpose.PLAN)) == "operator/alice"
+
+
+def test_what_nobody_can_have_accepted(
+    identities: Mapping[str, Identity], forge: Callable[..., Identity], tmp_path: Path
+) -> None:
+    trust = identities["north"].trust
+    authority.init(tmp_path / "other")
+    stranger = sign(keystore.load(tmp_path / "other" / "operator"), PLAN, purpose=Purpose.PLAN)
+    ended_before_the_ca_began = forge("alice.operator.fedelmy", begins_days=-3, ends_days=-2)
+    for signature in (stranger, sign(ended_before_the_ca_began, PLAN, purpose=Purpose.PLAN)):
+        with pytest.raises(IdentityError, match="E-IDENTITY-UNTRUSTED"):
+            verify_accepted(PLAN, signature, trust, purpose=Purpose.PLAN)
+    check_fits(PLAN, stranger, purpose=Purpose.PLAN)  # of history no more is asked
+    with pytest.raises(IdentityError, match="E-IDENTITY-SIGNATURE"):
+        check_fits(PLAN + b" ", stranger, purpose=Purpose.PLAN)
+    with pytest.raises(IdentityError, match="E-IDENTITY-ROLE"):
+        verify_accepted(PLAN, sign(identities["south"], PLAN, purpose=Purpose.PLAN), trust, purpose=Purpose.PLAN)
