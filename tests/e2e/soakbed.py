@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from fault_schedules import Fault, Opening, Schedule
 from gates import Gate
 from killbed import KillBed, Tally
-from fault_schedules import Fault, Opening, Schedule
 from testbed import Bed
 from witness import Trainer, Witness, wait_until
 
@@ -191,39 +191,49 @@ class Storm:
 
     def _happen(self, fault: Fault) -> bool:
         """Whether there was somebody whom it could happen to."""
-        kind, site = fault.kind, self.bed.bed.sites[fault.site]
-        if kind in ("cut", "silence", "hold"):
-            return self._disturb_link(fault)
-        if kind == "kill-launcher":
-            running = [launcher for launcher in self._launchers if launcher.poll() is None]
-            for launcher in running:
-                _kill(launcher)
-            return bool(running)
-        if kind == "refused-run":
-            self._asides.append(self._run(f"{self.name}-aside", f"not-{fault.other}.toml"))
-            return True
-        daemon = site.process
+        match fault.kind:
+            case "cut" | "silence" | "hold":
+                return self._disturb_link(fault)
+            case "kill-launcher":
+                return self._kill_launchers()
+            case "refused-run":
+                self._asides.append(self._run(f"{self.name}-aside", f"not-{fault.other}.toml"))
+                return True
+        return self._disturb_site(fault)
+
+    def _disturb_site(self, fault: Fault) -> bool:
+        daemon = self.bed.bed.sites[fault.site].process
         if daemon is None or daemon.poll() is not None or fault.site in self._frozen:
             return False
         trainers = self.witnesses[fault.site].trainers()
-        if kind in ("kill-trainer", "freeze-trainer") and not trainers:
-            return False
-        if kind in ("kill-both", "kill-trainer"):
+        if fault.kind in ("kill-trainer", "freeze-trainer"):
+            return self._disturb_trainers(fault, trainers)
+        if fault.kind == "kill-both":
             for trainer in trainers:
                 trainer.kill()
-        if kind in ("kill-daemon", "stop-daemon", "kill-both"):
-            daemon.send_signal(signal.SIGTERM if kind == "stop-daemon" else signal.SIGKILL)
-            return self._after(fault.seconds, lambda: self._restart(fault.site))
-        if kind == "freeze-trainer":
-            for trainer in trainers:
-                trainer.stop()
-            self._stopped += trainers
-            return self._after(fault.seconds, self._thaw_trainers)
-        if kind == "freeze-daemon":
+        if fault.kind == "freeze-daemon":
             os.kill(daemon.pid, signal.SIGSTOP)
             self._frozen.add(fault.site)
             return self._after(fault.seconds, lambda: self._thaw(fault.site))
-        return True
+        daemon.send_signal(signal.SIGTERM if fault.kind == "stop-daemon" else signal.SIGKILL)
+        return self._after(fault.seconds, lambda: self._restart(fault.site))
+
+    def _kill_launchers(self) -> bool:
+        running = [launcher for launcher in self._launchers if launcher.poll() is None]
+        for launcher in running:
+            _kill(launcher)
+        return bool(running)
+
+    def _disturb_trainers(self, fault: Fault, trainers: list[Trainer]) -> bool:
+        for trainer in trainers:
+            if fault.kind == "kill-trainer":
+                trainer.kill()
+            else:
+                trainer.stop()
+                self._stopped.append(trainer)
+        if self._stopped:
+            self._after(fault.seconds, self._thaw_trainers)
+        return bool(trainers)
 
     def _disturb_link(self, fault: Fault) -> bool:
         links = self.bed.links(fault.site, fault.other)

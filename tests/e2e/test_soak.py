@@ -1,4 +1,4 @@
-"""A short part of the soak (`make soak` has all of it): three schedules of random faults, one with a name used again."""
+"""A short part of the soak (`make soak` has all of it): three schedules, one with a name used again."""
 
 from __future__ import annotations
 
