@@ -8,14 +8,16 @@ from pathlib import Path
 
 __all__ = ["UnavailableError", "install_last_release", "last_release"]
 
-TREE = Path(__file__).parents[2]
+TREE = Path(__file__).resolve().parents[2]
 FIRST = "c88ea3131d59535b7fc5e282d7b221a075b3a0c6"
 """Stands for a release until there is a tag."""
 BUILD_SECONDS = 200.0
+_GIT = ("git", "-c", f"safe.directory={TREE}", "-C", str(TREE))
+"""Also where the tree belongs to another user, as in a container."""
 
 
 class UnavailableError(Exception):
-    """No history here: a source archive, or a shallow clone."""
+    """No such history here: a source archive, or a shallow clone."""
 
 
 def last_release() -> str:
@@ -32,7 +34,7 @@ def install_last_release(root: Path) -> Path:
     """Build the wheel of the last release and install it, as any release would be; a directory for PYTHONPATH."""
     tree, installed = root / "tree", root / "installed"
     tree.mkdir()
-    archive = ["git", "-C", str(TREE), "archive", "--format=tar", f"--output={root / 'tree.tar'}", last_release()]
+    archive = [*_GIT, "archive", "--format=tar", f"--output={root / 'tree.tar'}", last_release()]
     subprocess.run(archive, check=True, timeout=BUILD_SECONDS)
     subprocess.run(["tar", "-xf", str(root / "tree.tar"), "-C", str(tree)], check=True, timeout=BUILD_SECONDS)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -47,9 +49,7 @@ def install_last_release(root: Path) -> Path:
 def _git(*arguments: str) -> str:
     """What git prints; nothing if it cannot."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(TREE), *arguments], capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
-        )
+        done = subprocess.run([*_GIT, *arguments], capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
     except FileNotFoundError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
