@@ -12,14 +12,13 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 from releases import UnavailableError, install_last_release
-from test_recovery import wait_for
 from testbed import Bed, Site, launched, using
 from witness import Witness, wait_until
 
@@ -63,8 +62,8 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 
 @pytest.fixture(scope="module")
 def undisturbed(bed: Bed) -> str:
-    """The result of this version; written for 12 epochs, so that there is time to interrupt them."""
-    bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 12"))
+    """The result of this version; written for 40 epochs, so that there is time to interrupt them."""
+    bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 40"))
     return str(bed.launch("simulate", "--json").ok().json["bundle_sha256"])
 
 
@@ -90,6 +89,23 @@ def start(bed: Bed, name: str, software: Path | None) -> None:
     peers = [f"--peer={later}={bed.sites[later].address}" for later in behind]
     site.software = software
     site.start("--indices", f"parts/{name}.json", *peers, listen=site.address or "127.0.0.1:0")
+
+
+@contextmanager
+def held_in_training(site: Site) -> Iterator[None]:
+    """Its trainers are stopped once there is a checkpoint to go on from, so that what is done to it comes in time."""
+    witness, step = Witness(site, "rolling"), f"train.{NAMES.index(site.name) + 1}@{site.name}"
+    checkpoints = witness.step_directory(step) / "checkpoints"
+    wait_until(lambda: any(checkpoints.glob("*.json")), f"checkpoint of {site.name}", every=0.001)
+    trainers = [trainer for trainer in witness.trainers() if trainer.directory == checkpoints.parent]
+    for trainer in trainers:
+        trainer.stop()
+    assert trainers, f"{site.name} had trained before it could be held"
+    try:
+        yield
+    finally:
+        for trainer in trainers:
+            trainer.go_on()
 
 
 def refuse(site: Site, software: Path) -> None:
@@ -199,24 +215,26 @@ def test_sites_are_upgraded_while_they_train(bed: Bed, older: Path, undisturbed:
     for site in bed.sites.values():
         refuse(site, older)
     with launched(bed, "rolling", older) as launcher:
-        wait_until(lambda: any(north.state.glob("runs/*/steps/*/checkpoints/*.json")), "checkpoint of north")
-        there = runs_of(north)
-        assert there == {"finished": "done", "refused": "cancelled", "rolling": "running"}
-        north.kill()
+        with held_in_training(north):
+            there = runs_of(north)
+            assert there == {"finished": "done", "refused": "cancelled", "rolling": "running"}
+            north.kill()
         start(bed, "north", None)
         assert runs_of(north) == there
-        wait_for(launcher.stdout, "south", "epoch")
-        assert south.stop() == 0
+        with held_in_training(south):
+            assert south.process is not None
+            south.process.terminate()
+        assert south.process.wait(60) == 0
         start(bed, "south", None)
-        wait_for(launcher.stdout, "west", "epoch")
-        west.kill()
+        with held_in_training(west):
+            west.kill()
         start(bed, "west", None)
         out, err = launcher.communicate(timeout=300)
         assert launcher.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["bundle_sha256"] == undisturbed
     for site in bed.sites.values():
         witness = Witness(site, "rolling")
-        assert len(witness.events(kind="resumed")) == 1, "what the last release had trained is not trained again"
+        assert len(witness.events(kind="resumed")) == 1, f"{site.name} trained again what the last release had trained"
         assert witness.events(kind="warning") == []
         assert [exported(site, name) for name in ("finished", "rolling")] == [undisturbed] * 2
         assert runs_of(site)["refused"] == "cancelled"
