@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check proto bench e2e e2e-containers fuzz screenshots clean help
+.PHONY: demo test check proto bench e2e e2e-containers soak fuzz screenshots clean help
 
 help:  ## show this
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ e2e: $(VENV)/.installed  ## the tests that start real daemons, then every proces
 
 e2e-containers: $(VENV)/.installed  ## docker-compose.yml to its end, also with a site killed and one cut off; skips without an engine
 	$(BIN)/python tests/e2e/containers.py
+
+soak: $(VENV)/.installed  ## 50 schedules of random faults on real daemons, a quarter of an hour
+	$(BIN)/python tests/e2e/soak.py --schedules 50 --seed 0 --json
 
 fuzz: $(VENV)/.installed  ## every decoder that faces the network, with more than 100,000 hostile inputs
 	$(BIN)/python tests/fuzz/run.py

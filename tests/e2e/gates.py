@@ -23,6 +23,7 @@ class Gate:
         """Where the site listens; set before the first connection."""
         self.held = threading.Event()
         """Set while some connection is being held."""
+        self._is_cut = False
         self._hold_bytes_at: int | None = None
         self._hold_answers_after: int | None = None
         self._changed = threading.Condition()
@@ -51,17 +52,20 @@ class Gate:
     def lead_to(self, target: str) -> None:
         """Forward new connections there, and cut those that stand."""
         self.target = target
-        for open_socket in list(self._sockets):
-            with contextlib.suppress(OSError):
-                open_socket.shutdown(socket.SHUT_RDWR)
+        _end(*self._sockets)
+
+    def cut(self) -> None:
+        """Break every connection, and take no other one until `mend`."""
+        self._is_cut = True
+        self.release()
+        _end(*self._sockets)
+
+    def mend(self) -> None:
+        self._is_cut = False
 
     def close(self) -> None:
         self.release()
-        # A blocked accept is not woken by close alone.
-        for open_socket in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                open_socket.shutdown(socket.SHUT_RDWR)
-            open_socket.close()
+        _end(self._listener, *self._sockets)
 
     def _accept(self) -> None:
         while True:
@@ -70,12 +74,17 @@ class Gate:
             except OSError:
                 return
             host, _, port = self.target.rpartition(":")
+            if self._is_cut:
+                client.close()
+                continue
             try:
                 server = socket.create_connection((host, int(port)))
             except OSError:
                 client.close()  # the site is down: so is its gate
                 continue
             self._sockets |= {client, server}
+            if self._is_cut:  # meanwhile
+                _end(client, server)
             passed: Counter[str] = Counter()
             for source, sink, way in zip((client, server), (server, client), self._ways, strict=True):
                 threading.Thread(target=self._pump, args=(source, sink, way, passed), daemon=True).start()
@@ -86,11 +95,8 @@ class Gate:
                 self._wait(way, passed, len(data))
                 sink.sendall(data)
                 passed[way] += len(data)
-        for one in (source, sink):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-            self._sockets.discard(one)
+        _end(source, sink)
+        self._sockets -= {source, sink}
 
     def _wait(self, way: str, passed: Counter[str], size: int) -> None:
         def is_held() -> bool:
@@ -102,3 +108,10 @@ class Gate:
             while is_held():
                 self.held.set()
                 self._changed.wait()
+
+
+def _end(*sockets: socket.socket) -> None:
+    for one in sockets:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)  # a blocked accept is not woken by close alone
+        one.close()

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from gates import Gate
@@ -48,12 +48,15 @@ class KillBed:
     def __init__(self, bed: Bed, *, pull: bool = False) -> None:
         self.bed = bed
         self.pull = pull
-        self.gates = {name: Gate(backwards=pull and name == "south") for name in bed.sites}
+        self.gates = self._make_gates()
         self.undisturbed = ""
         """The sha256 of the result where nothing dies."""
         self.bundle_bytes = 0
 
-    def open(self) -> KillBed:
+    def _make_gates(self) -> dict[str, Gate]:
+        return {name: Gate(backwards=self.pull and name == "south") for name in self.bed.sites}
+
+    def open(self) -> Self:
         self._write_data()
         for name in self.bed.sites if self.pull else reversed(self.bed.sites):
             self.start(name)
@@ -123,6 +126,22 @@ class Tally:
     repeated_epochs: int
     """Trained more than once: what a kill cost."""
 
+    @classmethod
+    def of(cls, witnesses: Collection[Witness]) -> Tally:
+        """No step of a chain is done twice, no bundle is received twice, and nothing is missing."""
+        events = [event for witness in witnesses for event in witness.events()]
+        done = Counter(event.step for event in events if event.has("step", state="done"))
+        received = Counter(str(event.data["edge"]) for event in events if event.kind == "received")
+        epochs = Counter(
+            (event.step, event.data["member"], event.data["epoch"]) for event in events if event.kind == "epoch"
+        )
+        sites = len(witnesses)
+        wrong = [f"{step} was done {count} times" for step, count in done.items() if count != 1]
+        wrong += [f"{edge} was received {count} times" for edge, count in received.items() if count != 1]
+        wrong += [f"{len(done)} steps were done instead of {3 * sites}"] * (len(done) != 3 * sites)
+        wrong += [f"{len(received)} edges instead of {2 * (sites - 1)}"] * (len(received) != 2 * (sites - 1))
+        return cls(wrong=tuple(wrong), repeated_epochs=sum(epochs.values()) - len(epochs))
+
 
 class Performance:
     """One run: reach a moment, kill somebody, see it end."""
@@ -177,19 +196,7 @@ class Performance:
         return result
 
     def tally(self) -> Tally:
-        """No step is done twice, no bundle is received twice, and nothing is missing."""
-        events = [event for witness in self._witnesses.values() for event in witness.events()]
-        done = Counter(event.step for event in events if event.has("step", state="done"))
-        received = Counter(str(event.data["edge"]) for event in events if event.kind == "received")
-        epochs = Counter(
-            (event.step, event.data["member"], event.data["epoch"]) for event in events if event.kind == "epoch"
-        )
-        sites = len(self._witnesses)
-        wrong = [f"{step} was done {count} times" for step, count in done.items() if count != 1]
-        wrong += [f"{edge} was received {count} times" for edge, count in received.items() if count != 1]
-        wrong += [f"{len(done)} steps were done instead of {3 * sites}"] * (len(done) != 3 * sites)
-        wrong += [f"{len(received)} edges instead of {2 * (sites - 1)}"] * (len(received) != 2 * (sites - 1))
-        return Tally(wrong=tuple(wrong), repeated_epochs=sum(epochs.values()) - len(epochs))
+        return Tally.of(self._witnesses.values())
 
     def close(self) -> None:
         self.scene.let_go()

@@ -51,6 +51,11 @@ def run(program: str, *arguments: str, cwd: Path | None = None, env: Mapping[str
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def using(software: Path | None) -> dict[str, str]:
+    """The environment of a process that runs the fedelmy installed there; None: this tree's."""
+    return {"PYTHONPATH": str(software)} if software else {}
+
+
 class Done:
     """What a command printed and how it ended."""
 
@@ -87,7 +92,7 @@ class Site:
 
     @property
     def env(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(self.software)} if self.software else {}
+        return using(self.software)
 
     def node(self, *arguments: str) -> Done:
         return run("fedelmy_node", *arguments, "--state", str(self.state), cwd=self.bed.root, env=self.env)
@@ -160,8 +165,9 @@ class Bed:
         )
         self.file.write_text(TOML.format(sites=tables, model=model, size=size))
 
-    def launch(self, *arguments: str) -> Done:
-        return run("fedelmy_launcher", *arguments, cwd=self.root)
+    def launch(self, *arguments: str, software: Path | None = None) -> Done:
+        """A command of the operator's, of another version of fedelmy if that is installed at `software`."""
+        return run("fedelmy_launcher", *arguments, cwd=self.root, env=using(software))
 
     def close(self) -> None:
         for process in self.processes:
@@ -176,11 +182,11 @@ class Bed:
 
 
 @contextmanager
-def launched(bed: Bed, run: str) -> Iterator[subprocess.Popen[str]]:
-    """A launcher that follows a run; killed at the end, which harms no run."""
+def launched(bed: Bed, run: str, software: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A launcher, perhaps of another version, that follows a run; killed at the end, which harms no run."""
     launcher = subprocess.Popen(
         [sys.executable, "-m", "fedelmy_launcher", "run", "--json", "--run", run],
-        cwd=bed.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=bed.root, env={**os.environ, **using(software)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         yield launcher

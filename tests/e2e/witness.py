@@ -77,6 +77,29 @@ class Witness:
         rows = self._ask("SELECT state FROM runs WHERE run = ?", self.run)
         return str(rows[0][0]) if rows else ""
 
+    def count(self) -> int:
+        """How many events there are."""
+        rows = self._ask("SELECT COUNT(*) FROM events WHERE run = ?", self.run)
+        return int(rows[0][0]) if rows else 0
+
+    def result(self) -> str:
+        """The sha256 of what was delivered here, as journaled; empty before that."""
+        rows = self._ask("SELECT sha256 FROM steps WHERE run = ? AND step LIKE 'deliver%'", self.run)
+        return str(rows[0][0]) if rows else ""
+
+    def open_ends(self) -> list[str]:
+        """Steps and edges that are not over here; an edge from here is over when its receiver has said so."""
+        steps = self._ask("SELECT step, state FROM steps WHERE run = ?", self.run)
+        edges = self._ask("SELECT edge, state FROM edges WHERE run = ?", self.run)
+        found = [f"{step} ({state})" for step, state in steps if state not in ("done", "skipped")]
+        for edge, state in edges:
+            sender, receiver = (end.rpartition("@")[2] for end in edge.split(">"))
+            if sender == self.site.name and state == "done":
+                found.append(f"the word of {receiver} that {edge} is settled")
+            elif state in ("waiting", "moving"):
+                found.append(f"{edge} ({state})")
+        return found
+
     def forget(self) -> None:
         """What was seen so far is not waited for any more."""
         self.after = max((event.seq for event in self.events()), default=0)
