@@ -50,6 +50,7 @@ def described(
         runs=runs,
         certificate_expires=certificate_expires,
         advertise=config.advertise,
+        names_plans=True,
     )
 
 

@@ -102,7 +102,7 @@ class ControlHandler(Protocol):
 class PeerHandler(Protocol):
     """What a neighbour may ask."""
 
-    def tell_neighbour(self, asker: SiteName, run: RunId) -> Stream[NeighbourState]: ...
+    def tell_neighbour(self, asker: SiteName, run: RunId, plan_id: str) -> Stream[NeighbourState]: ...
     def measured(self, received: int) -> Measured: ...
 
 
@@ -174,7 +174,8 @@ class _Peer(peer_pb2_grpc.PeerServicer):
 
     def Watch(self, request: peer_pb2.NeighbourWatch, context: Context) -> Iterator[peer_pb2.NeighbourState]:
         concern(request.run)
-        stream = self._handler.tell_neighbour(SiteName(caller(context).name), asked_run(request.run))
+        asker = SiteName(caller(context).name)
+        stream = self._handler.tell_neighbour(asker, asked_run(request.run), request.plan_id)
         if not context.add_callback(stream.close):
             stream.close()
         else:

@@ -28,13 +28,15 @@ class MeasureReply(_message.Message):
     def __init__(self, site: _Optional[str] = ..., version: _Optional[str] = ..., contracts: _Optional[_Iterable[str]] = ..., clock: _Optional[float] = ..., received: _Optional[int] = ...) -> None: ...
 
 class NeighbourWatch(_message.Message):
-    __slots__ = ("run",)
+    __slots__ = ("run", "plan_id")
     RUN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     run: str
-    def __init__(self, run: _Optional[str] = ...) -> None: ...
+    plan_id: str
+    def __init__(self, run: _Optional[str] = ..., plan_id: _Optional[str] = ...) -> None: ...
 
 class NeighbourState(_message.Message):
-    __slots__ = ("state", "received", "settled", "closed", "near", "message", "cancel", "left_out")
+    __slots__ = ("state", "received", "settled", "closed", "near", "message", "cancel", "left_out", "plan_id")
     STATE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +45,7 @@ class NeighbourState(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     state: str
     received: _containers.RepeatedScalarFieldContainer[str]
     settled: _containers.RepeatedScalarFieldContainer[str]
@@ -51,4 +54,5 @@ class NeighbourState(_message.Message):
     message: str
     cancel: _control_pb2.Signed
     left_out: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, state: _Optional[str] = ..., received: _Optional[_Iterable[str]] = ..., settled: _Optional[_Iterable[str]] = ..., closed: _Optional[_Iterable[str]] = ..., near: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., cancel: _Optional[_Union[_control_pb2.Signed, _Mapping]] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...
+    plan_id: str
+    def __init__(self, state: _Optional[str] = ..., received: _Optional[_Iterable[str]] = ..., settled: _Optional[_Iterable[str]] = ..., closed: _Optional[_Iterable[str]] = ..., near: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., cancel: _Optional[_Union[_control_pb2.Signed, _Mapping]] = ..., left_out: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ...) -> None: ...
