@@ -102,14 +102,12 @@ def in_vain(world: World) -> list[str]:
             continue
         absent = {site for site, seen in daemon.executor._lookout.sightings(RUN).items() if not seen.present}
         needed = daemon.executor._absences._needed(record)
-        if not needed:
-            found.append(f"{name} waits for nobody")
+        if all(site not in absent and world.sites[site].is_over for site in needed):
+            found.append(f"{name} waits for nobody, or for who is over: {sorted(needed)}")
         for site in sorted(needed - absent):
             there = world.sites[site]
-            if there.daemon is None or there.record is None:
-                found.append(f"{name} waits for {site}, which is not there, and does not say so")
-            elif there.is_over or there.record.slice.plan_id != record.slice.plan_id:
-                found.append(f"{name} waits for {site}, which is {there.state} or has another plan")
+            if there.daemon is None or there.record is None or there.record.slice.plan_id != record.slice.plan_id:
+                found.append(f"{name} waits for {site}, which is not there, or for another plan, and does not say so")
     return found
 
 
