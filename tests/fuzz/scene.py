@@ -199,7 +199,7 @@ class _Node:
     def duplicates(self) -> Duplicates:
         return Duplicates(journal())
 
-    def tell_neighbour(self, asker: SiteName, run: RunId) -> Any:
+    def tell_neighbour(self, asker: SiteName, run: RunId, plan_id: str) -> Any:
         if asker not in {neighbour.site for neighbour in journal().run(run).slice.neighbours}:
             raise ConsentError("E-CONSENT-EDGE", "no neighbour")
         return _Closable([NeighbourState(state=RunState.RUNNING)])

@@ -37,6 +37,11 @@ class Choices:
         """One of so many, from nought."""
         return self._choose(count, lambda: self._random.randrange(count))
 
+    def shuffled(self, items: list[str]) -> list[str]:
+        """All of them, in some order; nought leaves it as it is."""
+        left = list(items)
+        return [left.pop(self.pick(len(left))) for _ in items]
+
     def happens(self, odds: float) -> bool:
         return odds > 0 and self._choose(2, lambda: int(self._random.random() < odds)) == 1
 

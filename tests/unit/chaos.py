@@ -15,6 +15,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
@@ -44,12 +45,13 @@ from fedelmy_node.config.site import Given, load_site_config
 from fedelmy_node.daemon import absence, device, executor, inbox, lookout, outbox, steps
 from fedelmy_node.daemon.courier import Delivered, News, Refused, Retrying, Unneeded, _is_final
 from fedelmy_node.daemon.orders import decode_cancel
+from fedelmy_node.daemon.preparation import _stands
 from fedelmy_node.daemon.trainers import Failed, Finished, Progress
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.domain.reports import NeighbourState, Signed
+from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.domain.transfer import Receipt
 from fedelmy_node.errors import DataError, FedelmyError, PeerError, RunError, TrainingError
 from fedelmy_node.store import journal
@@ -88,14 +90,22 @@ def _plan(policies: tuple[tuple[str, Policy], ...], deliver: str, topology: str)
 
 
 @cache
-def _slices(plan: tuple[tuple[tuple[str, Policy], ...], str, str]) -> Mapping[SiteName, Signed]:
-    return signed_slices(_plan(*plan), None)
+def _prepared(plan: tuple[tuple[tuple[str, Policy], ...], str, str], number: int) -> Mapping[str, Prepared]:
+    """A plan of the run's name, as each site would accept it; `number`: how many had the name before it."""
+    slices = signed_slices(replace(_plan(*plan), plan_id=f"{number:032x}"), None)
+    return {
+        name: Prepared(
+            payload=signed.payload, slice=read_slice(signed.payload), signature=b"", certificate=b"",
+            operator="o", manifest=(), report={},
+        )
+        for name, signed in slices.items()
+    }  # fmt: skip
 
 
 class World(Mishaps):
     """Sites, by default in a chain, that have prepared a run; as a context manager, it replaces what is simulated.
 
-    At the sites in `pending`, an administrator has to agree first.
+    At the sites in `pending`, an administrator has to agree first. With `prepared` False, nobody has heard of the run.
     """
 
     def __init__(
@@ -106,27 +116,25 @@ class World(Mishaps):
         choices: Choices | None = None,
         pending: str = "",
         topology: str = "chain",
+        *,
+        prepared: bool = True,
     ) -> None:
         super().__init__(choices or Choices())
-        whole = tuple(policies.items()), deliver, topology
-        self.plan = _plan(*whole)
+        self._whole = tuple(policies.items()), deliver, topology
+        self.plan = _plan(*self._whole)
         self.cuts: set[tuple[str, str]] = set()
         """Who cannot call whom."""
         self.sites: dict[str, Site] = {}
         self._root = root
         self._lines: list[Line] = []
         self._patch = pytest.MonkeyPatch()
-        self._prepared: dict[str, Prepared] = {}
         self._pending = pending
-        for name, signed in _slices(whole).items():
+        self._at_once = prepared
+        for name in policies:
             config = load_site_config(Given(state=root / name, data="digits"))
             layout = Layout(root / name)
             layout.create()
             self.sites[name] = Site(name, config, layout, SimJournal(name, self.touched), Workspace(config, layout))
-            self._prepared[name] = Prepared(
-                payload=signed.payload, slice=read_slice(signed.payload), signature=b"", certificate=b"",
-                operator="o", manifest=(), report={},
-            )  # fmt: skip
 
     def __enter__(self) -> Self:
         for module in (absence, executor, lookout, steps, journal):
@@ -136,10 +144,10 @@ class World(Mishaps):
         self._patch.setattr(outbox, "Courier", partial(SimCourier, self.home))
         self._patch.setattr(device, "Trainer", partial(SimTrainer, self.home))
         self._patch.setattr(inbox, "Arrival", SimArrival)
-        for name, site in self.sites.items():
-            site.journal.add_run(self._prepared[name], RunState.PENDING if name in self._pending else RunState.PREPARED)
+        for name in self.sites:
             self.boot(name)
-            self._daemon(name).executor.prepared(RUN)
+            if self._at_once:
+                self.prepare(name)
         return self
 
     def __exit__(
@@ -173,23 +181,46 @@ class World(Mishaps):
             watch.hang_up()
         self._lines = [line for line in self._lines if line.target is not daemon]
 
+    def prepare(self, name: str, number: int = 0) -> bool:
+        """Bring a site its part of a plan of the run's name; whether it says that it has it."""
+        wanted = _prepared(self._whole, number)[name]
+        state = RunState.PENDING if name in self._pending else RunState.PREPARED
+        said = []
+
+        def accept(daemon: Daemon) -> None:
+            known = daemon.site.record
+            if known is None or not _stands(known, wanted.payload):
+                daemon.site.journal.add_run(wanted, state)
+            daemon.executor.prepared(RUN)
+            said.append(name)
+
+        self._ask(name, f"prepare {number} at", accept, executor_thread=False)
+        return bool(said)
+
+    def withdraw(self, name: str, number: int) -> None:
+        self.cancel(name, number, withdraw=True)
+
     def start(self, name: str) -> None:
         self._ask(name, "start", lambda daemon: daemon.executor.start(RUN))
 
     def approve(self, name: str) -> None:
-        digest = self._prepared[name].sha256
+        digest = _prepared(self._whole, 0)[name].sha256
         self._ask(name, "approve", lambda daemon: daemon.executor.approve(RUN, digest))
 
-    def cancel(self, name: str) -> None:
-        word = signed_cancel(RUN, "", "enough", None)
-        self._ask(name, "cancel", lambda daemon: daemon.executor.cancel(decode_cancel(word.payload), word))
+    def cancel(self, name: str, number: int | None = None, *, withdraw: bool = False) -> None:
+        """By default the plan that the site has."""
+        record = self.sites[name].record
+        plan_id = record.slice.plan_id if number is None and record else f"{number or 0:032x}"
+        word = signed_cancel(RUN, plan_id, "enough", None, withdraw=withdraw)
+        what = "withdraw" if withdraw else "cancel"
+        self._ask(name, what, lambda daemon: daemon.executor.cancel(decode_cancel(word.payload), word))
 
     def prune(self, name: str) -> None:
         self._ask(name, "prune", lambda daemon: daemon.executor.prune(RUN))
 
-    def _ask(self, name: str, what: str, question: Callable[[Daemon], object]) -> None:
+    def _ask(self, name: str, what: str, question: Callable[[Daemon], object], *, executor_thread: bool = True) -> None:
         self.note(what, name)
-        with self.inside(self._daemon(name)):
+        with self.inside(self._daemon(name), executor_thread=executor_thread):
             try:
                 question(self._daemon(name))
             except RunError as error:
@@ -306,15 +337,14 @@ class World(Mishaps):
         broken = line is not None and (line.target is not there.daemon or line not in self._lines)
         if broken or not self._reaches(daemon.site.name, watch.target):
             return None if watch.failed else partial(self._lose, watch, _GONE)
-        word = there.word_for(daemon.site.name)
-        if word is None:
-            unknown = RunError("E-RUN-UNKNOWN", "knows no such run")
-            return None if watch.failed else partial(self._lose, watch, unknown)
+        word = there.word_for(daemon.site.name, watch.plan_id)
+        if isinstance(word, RunError):
+            return None if watch.failed else partial(self._lose, watch, word)
         if line is None:
             return None if watch.failed else partial(self._call, daemon, watch)
         if word != watch.told:
             return partial(self._hear, watch, word)
-        return partial(self._hear_the_last, watch) if there.is_over else None
+        return partial(self._hear_the_last, watch, word) if there.is_over else None
 
     def _lose(self, watch: SimWatch, error: FedelmyError) -> None:
         watch.hang_up()
@@ -323,23 +353,29 @@ class World(Mishaps):
 
     def _call(self, daemon: Daemon, watch: SimWatch) -> None:
         target = self._daemon(watch.target)
-        watch.line = Line(daemon.site.name, target)
+        watch.line = Line(daemon.site.name, watch.plan_id, target)
         self._lines.append(watch.line)
-        target.executor.called(RUN, SiteName(daemon.site.name), stands=True)
+        target.executor.called(RUN, watch.plan_id, SiteName(daemon.site.name), stands=True)
 
     def _hear(self, watch: SimWatch, word: NeighbourState) -> None:
+        if (error := lookout.foreign(watch.plan_id, watch.target, word)) is not None:
+            self._lose(watch, error)
+            return
         watch.told = word
         self.note("   ", word.state, f"received {word.received} settled {word.settled} closed {word.closed}")
         watch.saw(word)
 
-    def _hear_the_last(self, watch: SimWatch) -> None:
+    def _hear_the_last(self, watch: SimWatch, word: NeighbourState) -> None:
+        if (error := lookout.last_word(watch.target, word)) is not None:
+            self._lose(watch, error)
+            return
         watch.ended = True
         watch.hang_up()
         watch.saw(None)
 
     def _notice(self, line: Line) -> None:
         self._lines.remove(line)
-        line.target.executor.called(RUN, SiteName(line.asker), stands=False)
+        line.target.executor.called(RUN, line.plan_id, SiteName(line.asker), stands=False)
 
     def _carry(self, daemon: Daemon, courier: SimCourier) -> None:
         news = self._attempt(daemon, courier)

@@ -20,6 +20,7 @@ from typing import Final
 from chance import Choices, Odds
 from chaos import Policy, World
 from mishaps import FaultError
+from names_again import Operator
 from stand_ins import RUN, Daemon, Site
 
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
@@ -27,7 +28,7 @@ from fedelmy_node.domain.names import StepId
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.store.records import RunRecord
 
-__all__ = ["KINDS", "Ending", "problems", "try_schedule", "told"]
+__all__ = ["KINDS", "AGAIN", "Ending", "problems", "in_vain", "try_schedule", "told"]
 
 POLICIES: Final = {
     "wait": ("wait",),
@@ -38,6 +39,9 @@ POLICIES: Final = {
 """The policies that sites of a schedule may have."""
 TOPOLOGIES: Final = ("chain", "ring", "mesh", "superclients")
 KINDS: Final = tuple(f"{topology} {policy}" for topology in TOPOLOGIES for policy in POLICIES)
+AGAIN: Final = tuple(f"{topology} {policy} again" for topology in ("chain", "mesh") for policy in POLICIES)
+"""Of a run whose name was used before."""
+_MOST_ATTEMPTS: Final = 50
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,6 +80,7 @@ def problems(world: World, ending: Ending) -> list[str]:
     for name, heard in ending.heard.items():
         if (record := world.sites[name].record) and _goes_on_regardless(world.sites[name], record, heard):
             found.append(f"{name} went on after the end")
+    found += in_vain(world)
     if ending.waits and not ending.cancelled_at:
         found += (
             f"{name} has not the undisturbed result"
@@ -83,6 +88,33 @@ def problems(world: World, ending: Ending) -> list[str]:
             if site.is_over and not _whole(site, world)
         )
     return found
+
+
+def in_vain(world: World) -> list[str]:
+    """Whoever is not over waits for a site that can be named: it is known to be absent, or it goes on, too.
+
+    For a moment at which nothing can happen without time passing.
+    """
+    found = []
+    for daemon in world.daemons:
+        name, record = daemon.site.name, daemon.site.record
+        if record is None or record.state != RunState.RUNNING or any(t.inputs is not None for t in daemon.trainers):
+            continue
+        absent = {site for site, seen in daemon.executor._lookout.sightings(RUN).items() if not seen.present}
+        needed = daemon.executor._absences._needed(record)
+        if all(site not in absent and world.sites[site].is_over for site in needed):
+            found.append(f"{name} waits for nobody, or for who is over: {sorted(needed)}")
+        for site in sorted(needed - absent):
+            there = world.sites[site]
+            if there.daemon is None or there.record is None or there.record.slice.plan_id != record.slice.plan_id:
+                found.append(f"{name} waits for {site}, which is not there, or for another plan, and does not say so")
+    return found
+
+
+def _rest(world: World) -> None:
+    world.drain()
+    if found := in_vain(world):
+        raise FaultError(found[0])
 
 
 def _goes_on_regardless(site: Site, record: RunRecord, heard: int) -> bool:
@@ -146,7 +178,7 @@ def _visits(world: World) -> dict[StepId, str]:
 def try_schedule(root: Path, kind: str, choices: Choices) -> tuple[list[str], World]:
     """Let fate have its way with a run, then let all heal; what is wrong afterwards."""
     names = "abcde"[: 2 + choices.pick(4)]
-    topology, _, policy = kind.partition(" ")
+    topology, policy, *again = kind.split()
     policies = POLICIES[policy]
     plan = {name: Policy(policies[choices.pick(len(policies))], (10, 5, 20)[choices.pick(3)]) for name in names}
     deliver = ("all", "last")[choices.happens(0.25)]
@@ -158,9 +190,11 @@ def try_schedule(root: Path, kind: str, choices: Choices) -> tuple[list[str], Wo
         deliver = "all"
     used = {policy.on_unreachable for policy in plan.values()}
     ending = Ending(waits=used == {"wait"}, aborts="abort" in used)
-    with World(root, plan, deliver, choices, topology=topology) as world:
+    with World(root, plan, deliver, choices, topology=topology, prepared=not again) as world:
         world.note(f"{topology} { {name: tuple(policy) for name, policy in plan.items()} } deliver {deliver}")
         try:
+            if again:
+                _use_again(world, ending)
             _disturb(world, ending)
             found = _heal(world, plan, ending)
         except FaultError as fault:
@@ -178,6 +212,38 @@ def _shaped(topology: str, names: str, choices: Choices) -> tuple[str, list[str]
     cut = choices.pick(len(names))
     groups = [group for group in (names[:cut], names[cut:]) if group]
     return " ".join([topology, str(rounds), *groups]), [group[0] for group in groups]
+
+
+def _use_again(world: World, ending: Ending) -> None:
+    """The name is used in vain a few times, then everybody has a plan of it."""
+    choices, names = world.choices, sorted(world.sites)
+
+    def between() -> None:
+        for _ in range(choices.pick(6)):
+            if possible := world.actions():
+                world.perform(possible[choices.pick(len(possible))])
+
+    operator = Operator(world, between)
+    world.odds = Odds(crash=(0.0, 0.02, 0.1)[choices.pick(3)], slip=(0.0, 0.1)[choices.pick(2)], stays=0.3)
+    for _ in range(1 + choices.pick(3)):
+        why = choices.pick(3)
+        operator.prepare(refuses=_one_of(names, choices) if why == 0 else "", gives_up_at=names[-1] if why == 1 else "")
+        if why == 2:
+            operator.cancel()
+        if choices.pick(2):
+            _rest(world)
+            world.tick((3, 12)[choices.pick(2)])
+    number = None
+    for _ in range(_MOST_ATTEMPTS):
+        for name in names:
+            if world.sites[name].daemon is None:
+                world.boot(name)
+        if (number := operator.prepare()) is not None:
+            break
+        world.odds = Odds()
+    if number is None:
+        raise FaultError("the name cannot be used again")
+    ending.cancelled_at |= operator.cancelled.get(number, set())
 
 
 def _disturb(world: World, ending: Ending) -> None:
@@ -204,7 +270,7 @@ def _blow(world: World, ending: Ending) -> None:
     what = choices.pick(20)
     if what < 5:
         for _ in range(1 + choices.pick(4)):
-            world.drain()
+            _rest(world)
             world.tick((3, 6, 12, 25)[choices.pick(4)])
     elif what < 10 and up:
         world.kill(_one_of(up, choices))

@@ -22,7 +22,7 @@ from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, run_id
-from fedelmy_node.domain.plan import Edge
+from fedelmy_node.domain.plan import Edge, Slice
 from fedelmy_node.domain.reports import NeighbourState, Signed
 from fedelmy_node.domain.transfer import Offer, Parcel
 from fedelmy_node.errors import FedelmyError, RunError, TransferError
@@ -125,8 +125,9 @@ class SimLoop:
 class SimWatch:
     """Stands in for _Watch: a line to a neighbour, or the wish for one."""
 
-    def __init__(self, home: Home, run: RunId, site: SiteName, _: object, saw: Callable[..., None]) -> None:
+    def __init__(self, home: Home, plan: Slice, site: SiteName, _: object, saw: Callable[..., None]) -> None:
         self.stands = False  # the lookout's
+        self.plan_id = plan.plan_id
         self.target = site
         self.told: NeighbourState | None = None
         self.failed = self.ended = False
@@ -155,6 +156,8 @@ class Line:
     """A stream as its two ends see it."""
 
     asker: str
+    plan_id: str
+    """Of the plan that it is about."""
     target: Daemon
     heard: bool = True
     """The asker listens."""
@@ -283,10 +286,15 @@ class Site:
         except RunError:
             return None
 
-    def word_for(self, asker: str) -> NeighbourState | None:
-        """What it tells a neighbour; None if it knows nothing of the run."""
-        if self.record is None or self.daemon is None:
-            return None
+    def word_for(self, asker: str, plan_id: str) -> NeighbourState | RunError:
+        """What it tells a neighbour that asks about this plan, or why it tells nothing."""
+        assert self.daemon is not None
+        if self.record is None:
+            return RunError("E-RUN-UNKNOWN", "knows no such run")
+        try:
+            self.record.check_asked(plan_id)
+        except RunError as error:
+            return error
         if self.words_at != self.journal.commits:
             self.words_at = self.journal.commits
             self.words.clear()

@@ -192,6 +192,12 @@ def _warnings(checked: Checked) -> list[str]:
     ):
         if len(values) > 1:
             warnings.append(f"the sites have different {name}: {', '.join(sorted(values))}")
+    older = sorted(node.site for node in nodes if not node.names_plans)
+    if older:
+        warnings.append(
+            f"{', '.join(older)}: older software, which does not tell plans of one name apart;"
+            " give every run there a name of its own, and have it upgraded"
+        )
     if checked.skewed:
         warnings.append(f"the clocks of {', '.join(checked.skewed)} differ from this machine's by more than 30 s")
     return warnings

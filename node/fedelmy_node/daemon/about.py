@@ -52,6 +52,7 @@ def described(
         certificate_expires=certificate_expires,
         advertise=config.advertise,
         warnings=warnings,
+        names_plans=True,
     )
 
 

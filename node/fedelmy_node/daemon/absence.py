@@ -88,9 +88,9 @@ class Absences:
         return {absent.site for absent in self._over(record) if absent.on_unreachable == "skip"}
 
     def silent(self, record: RunRecord) -> set[SiteName]:
-        """The sites to be skipped now that do not answer at all; who answers, but knows no such run, is not one."""
-        forgetful = {absent.site for absent in self._over(record) if absent.code == "E-RUN-UNKNOWN"}
-        return self.given_up(record) - forgetful
+        """The sites to be skipped now that do not answer at all; who answers, but has no such run, is not one."""
+        without = ("E-RUN-UNKNOWN", "E-RUN-CANCELLED")
+        return self.given_up(record) - {absent.site for absent in self._over(record) if absent.code in without}
 
     def fatal(self, record: RunRecord) -> str | None:
         """Why the run is to be aborted, if it is."""

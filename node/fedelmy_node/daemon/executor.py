@@ -122,9 +122,9 @@ class Executor:
         """Begin a prepared run, or try the failed steps of a run again; otherwise nothing changes."""
         return self._loop.ask(partial(self._start, run))
 
-    def called(self, run: RunId, site: SiteName, *, stands: bool) -> None:
-        """A neighbour opened its stream to this site, or it has ended."""
-        self._loop.post(partial(self._lookout.called, run, site, stands=stands))
+    def called(self, run: RunId, plan_id: str, site: SiteName, *, stands: bool) -> None:
+        """A neighbour opened its stream to this site, about this plan, or it has ended."""
+        self._loop.post(partial(self._lookout.called, run, plan_id, site, stands=stands))
 
     def arrived(self, site: SiteName) -> None:
         """A site that cannot be called waits here from now on."""

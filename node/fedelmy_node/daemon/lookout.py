@@ -3,6 +3,9 @@
 A neighbour tells its whole state at every change, so nothing is lost by not having listened for a while. A
 stream that stands also says that the neighbour is there; so does one that the neighbour holds to this site,
 because a firewall may let only one of the two ends call.
+
+Every word is about one plan. What a neighbour tells of another plan of a run of the same name means nothing here, and
+is asked again: it may get this one yet. So may a neighbour at which this plan was cancelled before it began.
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ from functools import partial
 from typing import Final
 
 from fedelmy_node.daemon.peers import Peers
+from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import NeighbourState
-from fedelmy_node.errors import FedelmyError, InternalError, PeerError
+from fedelmy_node.errors import FedelmyError, InternalError, PeerError, RunError
 from fedelmy_node.rpc.clients import PeerClient
 
-__all__ = ["Lookout", "Sighting"]
+__all__ = ["Lookout", "Sighting", "foreign", "last_word"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,19 +70,23 @@ class Lookout:
         self._watches: dict[Key, _Watch] = {}
         self._sightings: dict[Key, Sighting] = {}
         self._words: dict[Key, NeighbourState] = {}
-        self._callers: Counter[Key] = Counter()
+        self._callers: Counter[tuple[RunId, str, SiteName]] = Counter()
 
     def watch(self, plan: Slice, sites: Iterable[SiteName]) -> None:
         """Keep an eye on exactly these neighbours of a run."""
         wanted = set(sites)
-        for key in [key for key in self._watches if key[0] == plan.run and key[1] not in wanted]:
-            self._forget(key)
+        watches = [(key, watch) for key, watch in self._watches.items() if key[0] == plan.run]
+        for key, watch in watches:
+            if key[1] not in wanted or watch.plan_id != plan.plan_id:
+                self._forget(key)
         for site in sorted(wanted):
             key = plan.run, site
             if key not in self._watches:
-                self._sightings[key] = Sighting(since=time.monotonic(), present=self._callers[key] > 0)
+                self._sightings[key] = Sighting(
+                    since=time.monotonic(), present=self._calls(plan.run, plan.plan_id, site)
+                )
                 self._watches[key] = _Watch(
-                    plan.run, site, partial(self._peers.connect, plan, site), partial(self._saw, key)
+                    plan, site, partial(self._peers.connect, plan, site), partial(self._saw, key)
                 )
 
     def drop(self, run: RunId) -> None:
@@ -100,16 +108,20 @@ class Lookout:
     def sightings(self, run: RunId) -> dict[SiteName, Sighting]:
         return {site: seen for (known, site), seen in self._sightings.items() if known == run}
 
-    def called(self, run: RunId, site: SiteName, *, stands: bool) -> None:
-        """A neighbour's own stream to this site was opened, or has ended."""
-        key = run, site
-        self._callers[key] += 1 if stands else -1
-        if not self._callers[key]:
-            del self._callers[key]
-        if key in self._watches:
+    def called(self, run: RunId, plan_id: str, site: SiteName, *, stands: bool) -> None:
+        """A neighbour's own stream to this site, about this plan or (empty) any, was opened, or has ended."""
+        caller = run, plan_id, site
+        self._callers[caller] += 1 if stands else -1
+        if not self._callers[caller]:
+            del self._callers[caller]
+        watch = self._watches.get((run, site))
+        if watch is not None and plan_id in ("", watch.plan_id):
             if stands:
-                self._watches[key].hurry()
-            self._see(key, None)
+                watch.hurry()
+            self._see((run, site), None)
+
+    def _calls(self, run: RunId, plan_id: str, site: SiteName) -> bool:
+        return any(self._callers[run, plan, site] > 0 for plan in ("", plan_id))
 
     def hurry(self, site: SiteName) -> None:
         """A neighbour can be reached again: do not wait any longer, in any run."""
@@ -130,8 +142,11 @@ class Lookout:
         if self._watches.get(key) is not watch:
             return
         if isinstance(seen, NeighbourState):
-            watch.stands = True
-            self._see(key, None)
+            if seen.state != RunState.CANCELLED:
+                watch.stands = True
+                self._see(key, None)
+            elif self._words.get(key) == seen:
+                return  # it was asked again, and says the same
             if self._watches.get(key) is watch:
                 # Not earlier: nothing is taken from a word before its cancel, or its abort, was heard.
                 self._words[key] = seen
@@ -144,7 +159,8 @@ class Lookout:
     def _see(self, key: Key, error: FedelmyError | None) -> None:
         sighting = self._sightings[key]
         before, failed_before = sighting.present, sighting.error is not None
-        sighting.present = self._watches[key].stands or self._callers[key] > 0
+        watch = self._watches[key]
+        sighting.present = watch.stands or self._calls(key[0], watch.plan_id, key[1])
         if before and not sighting.present:
             sighting.since = time.monotonic()
         sighting.error = None if sighting.present else error or sighting.error
@@ -157,14 +173,16 @@ class _Watch:
 
     def __init__(
         self,
-        run: RunId,
+        plan: Slice,
         site: SiteName,
         connect: Callable[[], PeerClient],
         saw: Callable[[_Watch, NeighbourState | FedelmyError | None], None],
     ) -> None:
         self.stands = False
         """Kept by the lookout: whether the last news was good."""
-        self._run_id = run
+        self.plan_id = plan.plan_id
+        self._run_id = plan.run
+        self._site = site
         self._connect = connect
         self._saw = saw
         self._guard = threading.Lock()
@@ -202,7 +220,7 @@ class _Watch:
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
     def _listen(self) -> FedelmyError | None:
-        """Tell what the neighbour tells; None if the run is over there, otherwise why the stream has ended."""
+        """Tell what the neighbour tells; None if there is nothing more to hear, otherwise why the stream has ended."""
         last: NeighbourState | None = None
         try:
             client = self._connect()
@@ -210,7 +228,10 @@ class _Watch:
                 self._client = client
             try:
                 if not self._stopped.is_set():
-                    for last in client.watch(self._run_id):
+                    for told in client.watch(self._run_id, self.plan_id):
+                        if (error := foreign(self.plan_id, self._site, told)) is not None:
+                            raise error
+                        last = told
                         self._saw(self, last)
             finally:
                 with self._guard:
@@ -222,8 +243,26 @@ class _Watch:
             logger.exception("fault while watching a neighbour", extra={"run": self._run_id})
             return InternalError("E-INTERNAL", "watching a neighbour met a fault; see the node's log")
         if last is not None and last.state.is_over:
-            return None
+            return last_word(self._site, last)
         return _InterruptedError("E-PEER-UNREACHABLE", "the node shuts down")
+
+
+def foreign(plan_id: str, site: SiteName, told: NeighbourState) -> RunError | None:
+    """What is wrong with a word about another plan than this site has; older software does not say which it means."""
+    if "" in (plan_id, told.plan_id) or told.plan_id == plan_id:
+        return None
+    return RunError("E-RUN-UNKNOWN", f"site {site} has another plan of a run of this name")
+
+
+def last_word(site: SiteName, told: NeighbourState) -> RunError | None:
+    """What the end of a stream means after a word that the run is over there; None: nothing more will be told.
+
+    A cancel that counts here has ended the run here, too. Otherwise it was withdrawn there, or refused by a person, and
+    may be prepared again.
+    """
+    if told.state == RunState.CANCELLED:
+        return RunError("E-RUN-CANCELLED", f"the run was cancelled at site {site}")
+    return None
 
 
 class _InterruptedError(PeerError):

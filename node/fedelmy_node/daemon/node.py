@@ -31,8 +31,8 @@ from fedelmy_node.daemon.readiness import tell_supervisor
 from fedelmy_node.daemon.refusals import Refusals
 from fedelmy_node.daemon.results import Results
 from fedelmy_node.daemon.switchboard import Switchboard
+from fedelmy_node.daemon.told import Told
 from fedelmy_node.daemon.vitals import Vitals
-from fedelmy_node.daemon.ways import state_for
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
@@ -49,7 +49,7 @@ from fedelmy_node.domain.reports import (
     Signed,
 )
 from fedelmy_node.domain.transfer import Block, Offer, Receipt
-from fedelmy_node.errors import ConsentError, IdentityError, InternalError, StoreError
+from fedelmy_node.errors import IdentityError, InternalError, StoreError
 from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.signing import Purpose
 from fedelmy_node.identity.subject import Subject
@@ -83,9 +83,6 @@ class Node:
             parse_source(config.data)
         self.ready = threading.Event()  # as soon as the node answers
         self.stopping = threading.Event()  # as soon as it is to end
-        self._guard = threading.Lock()
-        self._told: dict[tuple[RunId, SiteName], StateStream[NeighbourState]] = {}
-        """The newest stream of each neighbour in each run: one is enough."""
         self._fault: Exception | None = None
         self._disclosed = Disclosed(config.consent)
         # A running daemon is named first, then a port in use; only then is anything written.
@@ -105,6 +102,7 @@ class Node:
         self._workspace = Workspace(config, self._layout)
         self._executor = Executor(config, self._workspace, self._journal, self._peers, self, self._record)
         self._results = Results(config, self.site, self._journal, self._workspace)
+        self._told = Told(self._journal, self._executor.near, self._executor.called)
         self._inbox = Inbox(self._journal, self._layout, self._executor.received, self._record)
         self._preparation = Preparation(config, self._layout, self.site, self._workspace, self._journal, self._peers)
         self._vitals = Vitals(config, self._layout, self._identity, self._journal, self._standing)
@@ -180,9 +178,7 @@ class Node:
         """The executor says that a run is over here, or forgotten."""
         self._inbox.forget(run)
         self._awaiting.look_again()
-        with self._guard:
-            for key in [key for key in self._told if key[0] == run]:
-                del self._told[key]
+        self._told.forget(run)
 
     def _arrived(self, site: SiteName) -> None:
         self._executor.arrived(site)
@@ -275,25 +271,8 @@ class Node:
 
     # --- what neighbours ask ------------------------------------------------------------------------------
 
-    def tell_neighbour(self, asker: SiteName, run: RunId) -> StateStream[NeighbourState]:
-        """How the run is doing here, for one neighbour, as long as it listens."""
-        if asker not in {neighbour.site for neighbour in self._journal.run(run).slice.neighbours}:
-            raise ConsentError("E-CONSENT-EDGE", f"site {asker} is no neighbour of this site in run {run}")
-
-        def look() -> tuple[RunState, NeighbourState]:
-            record = self._journal.run(run)
-            return record.state, state_for(record, asker, self._executor.near(run))
-
-        def ended() -> None:
-            self._executor.called(run, asker, stands=False)
-
-        self._executor.called(run, asker, stands=True)
-        stream = StateStream(self._journal, look, ended)
-        with self._guard:
-            older, self._told[run, asker] = self._told.get((run, asker)), stream
-        if older is not None:
-            older.close()  # it called again: nobody listens to the older one
-        return stream
+    def tell_neighbour(self, asker: SiteName, run: RunId, plan_id: str) -> StateStream[NeighbourState]:
+        return self._told.tell(asker, run, plan_id)
 
     def measured(self, received: int) -> Measured:
         return Measured(

@@ -84,7 +84,8 @@ class Outbox:
 
     def _heard(self, edge: Edge, offer: Offer, news: News) -> None:
         run = offer.run
-        if (run, edge.id) not in self._couriers:
+        courier = self._couriers.get((run, edge.id))
+        if courier is None or courier.parcel.offer is not offer:  # the last news of one that was stopped
             return
         about = {"edge": edge.id, "peer": edge.receiver}
         if isinstance(news, Begins):

@@ -202,6 +202,7 @@ def state_for(record: RunRecord, asker: SiteName, near: AbstractSet[EdgeId]) -> 
         message=record.message if record.state == RunState.ABORTED else "",
         cancel=record.cancel,
         left_out=tuple(left_out),
+        plan_id=plan.plan_id,
     )
 
 

@@ -77,6 +77,8 @@ class NodeDescription:
     """Where others reach it, by its own word; None: it does not say."""
     warnings: tuple[str, ...] = ()
     """About its neighbours, each with its code."""
+    names_plans: bool = False
+    """Every word to its neighbours names its plan; False: older software."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +146,8 @@ class NeighbourState:
     """The operator's word that the run has ended."""
     left_out: tuple[EdgeId, ...] = ()
     """Edges to merges of the listener on which nothing will come: the step that they begin at was left out."""
+    plan_id: str = ""
+    """Of the plan that this is about; empty: older software, which does not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

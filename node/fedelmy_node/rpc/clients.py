@@ -118,11 +118,12 @@ class PeerClient:
     def close(self) -> None:
         self._channel.close()
 
-    def watch(self, run: RunId) -> Iterator[NeighbourState]:
-        """How the run is doing there, now and at every change; ends when it is over there, or with the channel."""
+    def watch(self, run: RunId, plan_id: str) -> Iterator[NeighbourState]:
+        """How this plan of the run does there, now and at every change; ends when it is over, or with the channel."""
         with map_errors(self._name):
             known = ""
-            for message in self._peer.Watch(peer_pb2.NeighbourWatch(run=run, instance=self._instance)):
+            asked = peer_pb2.NeighbourWatch(run=run, plan_id=plan_id, instance=self._instance)
+            for message in self._peer.Watch(asked):
                 self._look()
                 if message.instance != known:
                     known = message.instance

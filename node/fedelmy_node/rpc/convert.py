@@ -123,7 +123,7 @@ def description_to_pb(node: NodeDescription) -> control_pb2.DescribeReply:
         site=node.site, version=node.version, contracts=node.contracts, torch=node.torch,
         platform=node.platform, device=node.device, data=node.data, peers=node.peers,
         free_bytes=node.free_bytes, clock=node.clock, runs=summaries_to_pb(node.runs), warnings=node.warnings,
-        certificate_expires=node.certificate_expires, advertise=node.advertise or "",
+        certificate_expires=node.certificate_expires, advertise=node.advertise or "", names_plans=node.names_plans,
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def description_from_pb(message: control_pb2.DescribeReply) -> NodeDescription:
         data=label(message.data), peers=tuple(map(label, message.peers)), free_bytes=count(message.free_bytes),
         clock=seconds(message.clock), runs=summaries_from_pb(message.runs),
         certificate_expires=seconds(message.certificate_expires), warnings=tuple(map(clean, message.warnings)),
-        advertise=advertised(message.advertise),
+        advertise=advertised(message.advertise), names_plans=message.names_plans,
     )  # fmt: skip
 
 
@@ -289,6 +289,7 @@ def neighbour_state_to_pb(state: NeighbourState) -> peer_pb2.NeighbourState:
     return peer_pb2.NeighbourState(
         state=state.state, received=state.received, settled=state.settled, closed=state.closed, near=state.near,
         message=state.message, cancel=signed_to_pb(state.cancel) if state.cancel else None, left_out=state.left_out,
+        plan_id=state.plan_id,
     )  # fmt: skip
 
 
@@ -302,7 +303,7 @@ def neighbour_state_from_pb(message: peer_pb2.NeighbourState) -> NeighbourState:
         state=_state(message.state), received=edges(message.received), settled=edges(message.settled),
         closed=edges(message.closed), near=edges(message.near), message=clean(message.message),
         cancel=signed_from_pb(message.cancel) if message.HasField("cancel") else None,
-        left_out=edges(message.left_out),
+        left_out=edges(message.left_out), plan_id=label(message.plan_id),
     )  # fmt: skip
 
 

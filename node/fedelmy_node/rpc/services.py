@@ -112,7 +112,7 @@ class PeerHandler(Protocol):
 
     @property
     def duplicates(self) -> Instances: ...
-    def tell_neighbour(self, asker: SiteName, run: RunId) -> Stream[NeighbourState]: ...
+    def tell_neighbour(self, asker: SiteName, run: RunId, plan_id: str) -> Stream[NeighbourState]: ...
     def measured(self, received: int) -> Measured: ...
 
 
@@ -185,7 +185,7 @@ class _Peer(peer_pb2_grpc.PeerServicer):
     def Watch(self, request: peer_pb2.NeighbourWatch, context: Context) -> Iterator[peer_pb2.NeighbourState]:
         concern(request.run)
         asker, run = SiteName(caller(context).name), asked_run(request.run)
-        stream = self._handler.tell_neighbour(asker, run)
+        stream = self._handler.tell_neighbour(asker, run, request.plan_id)
         self._handler.duplicates.met(run, asker, request.instance, called=True)
         if not context.add_callback(stream.close):
             stream.close()

@@ -16,7 +16,7 @@ from fedelmy_node.domain.names import EdgeId, StepId
 from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind
 from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.domain.transfer import Origin, Skip
-from fedelmy_node.errors import TransferError
+from fedelmy_node.errors import RunError, TransferError
 
 __all__ = ["Prepared", "StepRecord", "EdgeRecord", "RunRecord", "json_object"]
 
@@ -143,6 +143,15 @@ class RunRecord:
     def is_unapproved(self) -> bool:
         """Whether this site's administrator has not agreed: then nothing begins, whatever comes."""
         return self.state == RunState.PENDING or self.code == "E-CONSENT-APPROVAL"
+
+    def check_asked(self, plan_id: str) -> None:
+        """Refuse a question about another plan of the same name as one about a run that is not known here.
+
+        Older software does not say which plan it asks about.
+        """
+        if plan_id not in ("", self.slice.plan_id):
+            message = f"site {self.slice.site} has another plan of run {self.slice.run}"
+            raise RunError("E-RUN-UNKNOWN", message)
 
     def check_takes(self, plan_id: str) -> None:
         """Refuse what was begun for another plan of the same name, or before this site has agreed to this one."""

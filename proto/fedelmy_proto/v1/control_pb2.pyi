@@ -11,7 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("site", "version", "contracts", "torch", "platform", "device", "data", "peers", "free_bytes", "clock", "runs", "certificate_expires", "advertise", "warnings")
+    __slots__ = ("site", "version", "contracts", "torch", "platform", "device", "data", "peers", "free_bytes", "clock", "runs", "certificate_expires", "advertise", "names_plans", "warnings")
     SITE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTRACTS_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class DescribeReply(_message.Message):
     RUNS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_EXPIRES_FIELD_NUMBER: _ClassVar[int]
     ADVERTISE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_PLANS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     site: str
     version: str
@@ -39,8 +40,9 @@ class DescribeReply(_message.Message):
     runs: _containers.RepeatedCompositeFieldContainer[RunSummary]
     certificate_expires: float
     advertise: str
+    names_plans: bool
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, site: _Optional[str] = ..., version: _Optional[str] = ..., contracts: _Optional[_Iterable[str]] = ..., torch: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., data: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ..., clock: _Optional[float] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., certificate_expires: _Optional[float] = ..., advertise: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, site: _Optional[str] = ..., version: _Optional[str] = ..., contracts: _Optional[_Iterable[str]] = ..., torch: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., data: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ..., clock: _Optional[float] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., certificate_expires: _Optional[float] = ..., advertise: _Optional[str] = ..., names_plans: _Optional[bool] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RunSummary(_message.Message):
     __slots__ = ("run", "state", "federation", "changed_at")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fedelmy_proto.v1 import control_pb2 as fedelmy__proto_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66\x65\x64\x65lmy_proto/v1/peer.proto\x12\nfedelmy.v1\x1a\x1e\x66\x65\x64\x65lmy_proto/v1/control.proto\"\x1c\n\x0cMeasureBlock\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"a\n\x0cMeasureReply\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tcontracts\x18\x03 \x03(\t\x12\r\n\x05\x63lock\x18\x04 \x01(\x01\x12\x10\n\x08received\x18\x05 \x01(\x03\"/\n\x0eNeighbourWatch\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x15 \x01(\t\"\xb9\x01\n\x0eNeighbourState\x12\r\n\x05state\x18\x01 \x01(\t\x12\x10\n\x08received\x18\x02 \x03(\t\x12\x0f\n\x07settled\x18\x03 \x03(\t\x12\x0e\n\x06\x63losed\x18\x04 \x03(\t\x12\x0c\n\x04near\x18\x05 \x03(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\"\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x12.fedelmy.v1.Signed\x12\x10\n\x08left_out\x18\x08 \x03(\t\x12\x10\n\x08instance\x18\x15 \x01(\t2\x8a\x01\n\x04Peer\x12\x41\n\x05Watch\x12\x1a.fedelmy.v1.NeighbourWatch\x1a\x1a.fedelmy.v1.NeighbourState0\x01\x12?\n\x07Measure\x12\x18.fedelmy.v1.MeasureBlock\x1a\x18.fedelmy.v1.MeasureReply(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66\x65\x64\x65lmy_proto/v1/peer.proto\x12\nfedelmy.v1\x1a\x1e\x66\x65\x64\x65lmy_proto/v1/control.proto\"\x1c\n\x0cMeasureBlock\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"a\n\x0cMeasureReply\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tcontracts\x18\x03 \x03(\t\x12\r\n\x05\x63lock\x18\x04 \x01(\x01\x12\x10\n\x08received\x18\x05 \x01(\x03\"@\n\x0eNeighbourWatch\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07plan_id\x18\x14 \x01(\t\x12\x10\n\x08instance\x18\x15 \x01(\t\"\xca\x01\n\x0eNeighbourState\x12\r\n\x05state\x18\x01 \x01(\t\x12\x10\n\x08received\x18\x02 \x03(\t\x12\x0f\n\x07settled\x18\x03 \x03(\t\x12\x0e\n\x06\x63losed\x18\x04 \x03(\t\x12\x0c\n\x04near\x18\x05 \x03(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\"\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x12.fedelmy.v1.Signed\x12\x10\n\x08left_out\x18\x08 \x03(\t\x12\x0f\n\x07plan_id\x18\x14 \x01(\t\x12\x10\n\x08instance\x18\x15 \x01(\t2\x8a\x01\n\x04Peer\x12\x41\n\x05Watch\x12\x1a.fedelmy.v1.NeighbourWatch\x1a\x1a.fedelmy.v1.NeighbourState0\x01\x12?\n\x07Measure\x12\x18.fedelmy.v1.MeasureBlock\x1a\x18.fedelmy.v1.MeasureReply(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,9 +37,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEASUREREPLY']._serialized_start=105
   _globals['_MEASUREREPLY']._serialized_end=202
   _globals['_NEIGHBOURWATCH']._serialized_start=204
-  _globals['_NEIGHBOURWATCH']._serialized_end=251
-  _globals['_NEIGHBOURSTATE']._serialized_start=254
-  _globals['_NEIGHBOURSTATE']._serialized_end=439
-  _globals['_PEER']._serialized_start=442
-  _globals['_PEER']._serialized_end=580
+  _globals['_NEIGHBOURWATCH']._serialized_end=268
+  _globals['_NEIGHBOURSTATE']._serialized_start=271
+  _globals['_NEIGHBOURSTATE']._serialized_end=473
+  _globals['_PEER']._serialized_start=476
+  _globals['_PEER']._serialized_end=614
 # @@protoc_insertion_point(module_scope)

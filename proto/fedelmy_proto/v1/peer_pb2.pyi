@@ -28,15 +28,17 @@ class MeasureReply(_message.Message):
     def __init__(self, site: _Optional[str] = ..., version: _Optional[str] = ..., contracts: _Optional[_Iterable[str]] = ..., clock: _Optional[float] = ..., received: _Optional[int] = ...) -> None: ...
 
 class NeighbourWatch(_message.Message):
-    __slots__ = ("run", "instance")
+    __slots__ = ("run", "plan_id", "instance")
     RUN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     run: str
+    plan_id: str
     instance: str
-    def __init__(self, run: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., plan_id: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class NeighbourState(_message.Message):
-    __slots__ = ("state", "received", "settled", "closed", "near", "message", "cancel", "left_out", "instance")
+    __slots__ = ("state", "received", "settled", "closed", "near", "message", "cancel", "left_out", "plan_id", "instance")
     STATE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,7 @@ class NeighbourState(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     state: str
     received: _containers.RepeatedScalarFieldContainer[str]
@@ -54,5 +57,6 @@ class NeighbourState(_message.Message):
     message: str
     cancel: _control_pb2.Signed
     left_out: _containers.RepeatedScalarFieldContainer[str]
+    plan_id: str
     instance: str
-    def __init__(self, state: _Optional[str] = ..., received: _Optional[_Iterable[str]] = ..., settled: _Optional[_Iterable[str]] = ..., closed: _Optional[_Iterable[str]] = ..., near: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., cancel: _Optional[_Union[_control_pb2.Signed, _Mapping]] = ..., left_out: _Optional[_Iterable[str]] = ..., instance: _Optional[str] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., received: _Optional[_Iterable[str]] = ..., settled: _Optional[_Iterable[str]] = ..., closed: _Optional[_Iterable[str]] = ..., near: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., cancel: _Optional[_Union[_control_pb2.Signed, _Mapping]] = ..., left_out: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
