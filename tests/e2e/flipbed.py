@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from flip_reads import Place, settle
 from gates import Gate
 from killbed import KillBed, Performance
 from moments import POOL_SIZE, TRAIN_SOUTH, MissedError
@@ -22,9 +23,10 @@ from testbed import Bed
 from witness import Witness, wait_until
 
 from fedelmy_launcher import authority
+from fedelmy_node.domain.names import file_stem
 from fedelmy_node.identity import keystore
 
-__all__ = ["SITES", "KINDS", "UNREAD", "FlipBed", "Kind", "Snapshot", "strangers"]
+__all__ = ["SITES", "KINDS", "UNREAD", "FlipBed", "Kind", "Snapshot", "copy_state", "strangers"]
 
 SITES = ("north", "south")
 _HELD_BYTES = 1_300_000
@@ -41,23 +43,28 @@ class Kind:
     moment: str
     site: str
     files: tuple[str, ...]
-    """Patterns below the state directory."""
-    closed: bool = False
-    """Whether the journal is to be one that was closed in good order: with a log beside it, that hides it."""
+    """Patterns below the state directory; RUN is the directory of the run."""
+    open: bool = False
+    """Whether the journal's log must be beside it; otherwise it was closed in good order, and nothing hides it."""
+
+    def paths(self, snapshot: Snapshot) -> list[Path]:
+        """The files of this kind."""
+        root, run = snapshot.state(self.site), file_stem(snapshot.run)
+        return sorted(path for pattern in self.files for path in root.glob(pattern.replace("RUN", run)))
 
 
 KINDS: Mapping[str, Kind] = {
-    "journal": Kind(moment="training", site="south", files=("journal.db",), closed=True),
-    "wal": Kind(moment="training", site="south", files=("journal.db-wal",)),
-    "shm": Kind(moment="training", site="south", files=("journal.db-shm",)),
-    "inputs": Kind(moment="training", site="south", files=("runs/*/inputs/*.safetensors",)),
-    "outputs": Kind(moment="handing-over", site="north", files=("runs/*/steps/*/output.safetensors",)),
-    "parts": Kind(moment="handing-over", site="south", files=("runs/*/inputs/*.part",)),
-    "checkpoints": Kind(moment="training", site="south", files=("runs/*/steps/*/checkpoints/*",)),
+    "journal": Kind(moment="training", site="south", files=("journal.db",)),
+    "wal": Kind(moment="training", site="south", files=("journal.db-wal",), open=True),
+    "shm": Kind(moment="training", site="south", files=("journal.db-shm",), open=True),
+    "inputs": Kind(moment="training", site="south", files=("runs/RUN/inputs/*.safetensors",)),
+    "outputs": Kind(moment="handing-over", site="north", files=("runs/RUN/steps/*/output.safetensors",)),
+    "parts": Kind(moment="handing-over", site="south", files=("runs/RUN/inputs/*.part",)),
+    "checkpoints": Kind(moment="training", site="south", files=("runs/RUN/steps/*/checkpoints/*",)),
     "identity": Kind(moment="training", site="south", files=("identity/*",)),
     "audit": Kind(moment="training", site="south", files=("audit*.jsonl", "audit.head")),
     "results": Kind(
-        moment="done", site="north", files=("runs/*/inputs/*.safetensors", "runs/*/steps/*/output.safetensors")
+        moment="done", site="north", files=("runs/RUN/inputs/*.safetensors", "runs/RUN/steps/*/output.safetensors")
     ),
 }
 """Every kind of file that is read back. There is none for jobs: they cross a pipe and are never on the disk."""
@@ -75,6 +82,10 @@ class Snapshot:
 
     def state(self, site: str) -> Path:
         return self.root / site
+
+    def of(self, kind: Kind) -> Snapshot:
+        """The one to flip bits of this kind in."""
+        return self if kind.open else Snapshot(self.root.with_name(f"{self.root.name}-closed"), self.run)
 
 
 class FlipBed(KillBed):
@@ -127,6 +138,8 @@ class FlipBed(KillBed):
                 return
             except MissedError:
                 self.kill_all()
+                for site in self.bed.sites.values():
+                    forget_all(site.state)
                 self.start_all()
         raise AssertionError(f"a moment was missed {_TRIES} times")
 
@@ -160,6 +173,24 @@ class FlipBed(KillBed):
         for name, site in self.bed.sites.items():
             copy_state(site.state, taken.state(name))
         self.snapshots[moment] = taken
+        closed = self.root / "snapshots" / f"{moment}-closed"
+        shutil.rmtree(closed, ignore_errors=True)
+        shutil.copytree(taken.root, closed)
+        for name in SITES:
+            settle(Place(closed, name, self.root))
+
+    def snapshot(self, kind: str) -> Snapshot:
+        """The one to flip bits of this kind in."""
+        return self.snapshots[KINDS[kind].moment].of(KINDS[kind])
+
+
+def forget_all(state: Path) -> None:
+    """All that a site has, but for its identity."""
+    for path in state.iterdir():
+        if path.is_dir() and path.name != "identity":
+            shutil.rmtree(path)
+        elif not path.is_dir():
+            path.unlink()
 
 
 def copy_state(source: Path, target: Path) -> None:
@@ -169,7 +200,9 @@ def copy_state(source: Path, target: Path) -> None:
 
 def strangers(root: Path) -> Iterator[Path]:
     """Files of a state directory that are of no kind: nobody has said what a flipped bit does to them."""
-    known = {path for kind in KINDS.values() for pattern in kind.files for path in root.glob(pattern)}
+    known = {
+        path for kind in KINDS.values() for pattern in kind.files for path in root.glob(pattern.replace("RUN", "*"))
+    }
     for path in sorted(root.rglob("*")):
         if path.is_file() and path not in known and path.name not in UNREAD:
             yield path
