@@ -1,6 +1,6 @@
 """Any bit of any file in a site's state directory is flipped: the node reads the same, mends it, or refuses clearly.
 
-    python tests/e2e/flip_bits.py [--kind KIND]... [--flips N] [--runs N] [--seed N] [--json]
+    python tests/e2e/flip_bits.py [--kind KIND]... [--flips N] [--runs N] [--beds N] [--seed N] [--json]
 
 Snapshots are taken of a run of real daemons that are killed in the middle of it. Each flip is in a fresh copy of one.
 `--flips` of each kind (300) go through the start of a node and the code that reads the file, without training;
@@ -18,10 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import queue
 import random
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -174,57 +176,100 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; repeatable")
     parser.add_argument("--flips", type=int, default=300, help="of each kind, without training (300)")
     parser.add_argument("--runs", type=int, default=10, help="of each kind, to the end of the run (10)")
+    parser.add_argument("--beds", type=int, default=2, help="federations at once (2)")
     parser.add_argument("--seed", type=int, default=1, help="chooses the bits (1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(arguments)
     logging.disable()  # what a node logs of a flip is in its verdict
     begun = time.monotonic()
     root = Path(tempfile.mkdtemp(prefix="fedelmy-flips-"))
-    kinds, bed = options.kind or list(KINDS), FlipBed(root)
-    read: list[Judged] = []
-    ran: list[Judged] = []
-    try:
-        bed.take()
-        unknown = [str(path) for one in bed.snapshots.values() for site in SITES for path in strangers(one.state(site))]
-        for path in unknown:
-            _say(f"WRONG nobody has said what becomes of a flipped bit in {path}")
-        _say(f"snapshots after {time.monotonic() - begun:.0f} s")
-        for kind in kinds:
-            judge = Judge(bed, kind)
-            read += _tell(map(judge.judge, flips(kind, judge.snapshot, options.flips, options.seed)), kind, "read")
-        stage = Stage(bed) if options.runs else None
-        for kind in kinds if stage else ():
-            chosen = flips(kind, bed.snapshot(kind), options.runs, options.seed + 1)
-            ran += _tell((Judged(flip=flip, **stage.play(kind, flip.apply)) for flip in chosen), kind, "to the end")
-    finally:
-        bed.close()
+    trial = Trial(root, options.kind or list(KINDS), options.flips, options.runs, options.seed)
+    trial.run(options.beds)
     seconds = time.monotonic() - begun
-    _say("")
-    _say(table(kinds, read, _READ))
-    _say(_JOBS)
-    if ran:
-        _say(f"\nto the end of the run\n{table(kinds, ran, _RUN)}")
-    green = not unknown and not any(judged.verdict == "WRONG" for judged in read + ran)
-    _say(f"{len(read)} flips read, {len(ran)} to the end in {seconds:.0f} s" + ("" if green else f"; more in {root}"))
+    _say(f"\n{table(trial.read, _READ)}\n{_JOBS}")
+    if trial.ran:
+        _say(f"\nto the end of the run\n{table(trial.ran, _RUN)}")
+    everything = [*trial.read, *trial.ran]
+    for problem in trial.problems:
+        _say(f"WRONG {problem}")
+    wrong = [asdict(judged) for judged in everything if judged.verdict == "WRONG"]
+    green = not trial.problems and not wrong
+    counts = f"{len(trial.read)} flips read, {len(trial.ran)} to the end, {len(wrong)} WRONG in {seconds:.0f} s"
+    _say(counts + ("" if green else f"; more in {root}"))
     if green:
         shutil.rmtree(root)
     if options.json:
-        rows = {name: _rows(found) for name, found in (("read", read), ("to_the_end", ran))}
-        wrong = [asdict(judged) for judged in read + ran if judged.verdict == "WRONG"]
-        _say(json.dumps({"flip_bits": rows, "wrong": wrong, "unknown": unknown, "green": green, "seconds": seconds}))
+        rows = {"read": _rows(trial.read), "to_the_end": _rows(trial.ran)}
+        told = {"flip_bits": rows, "wrong": wrong, "problems": trial.problems, "green": green, "seconds": seconds}
+        _say(json.dumps(told))
     return 0 if green else 1
 
 
-def _tell(judged: Iterator[Judged], kind: str, how: str) -> list[Judged]:
+class Trial:
+    """All flips: the first bed's are read, meanwhile the others play runs to their end."""
+
+    def __init__(self, root: Path, kinds: Sequence[str], flips: int, runs: int, seed: int) -> None:
+        self._root, self._kinds, self._flips, self._seed = root, kinds, flips, seed
+        self._plays: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._runs = runs
+        for kind in kinds:
+            for number in range(runs if KINDS[kind].played else 0):
+                self._plays.put((kind, number))
+        self.read: list[Judged] = []
+        self.ran: list[Judged] = []
+        self.problems: list[str] = []
+
+    def run(self, beds: int) -> None:
+        threads = [threading.Thread(target=self._work, args=(number,)) for number in range(beds)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        order = list(KINDS)
+        self.ran.sort(key=lambda judged: order.index(judged.flip.kind))
+
+    def _work(self, number: int) -> None:
+        bed = FlipBed(self._root / f"bed-{number}")
+        try:
+            bed.take()
+            if number == 0:
+                self._read(bed)
+            self._play(bed)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it fails the whole
+            self.problems.append(f"bed {number}: {error!r}")
+        finally:
+            bed.close()
+
+    def _read(self, bed: FlipBed) -> None:
+        for one in bed.snapshots.values():
+            for path in (path for site in SITES for path in strangers(one.state(site))):
+                self.problems.append(f"nobody has said what a flipped bit does in {path}")
+        for kind in self._kinds if self._flips else ():
+            begun, judge = time.monotonic(), Judge(bed, kind)
+            found = [_told(judge.judge(flip)) for flip in flips(kind, judge.snapshot, self._flips, self._seed)]
+            self.read += found
+            _say(f"{kind}: {len(found)} flips read in {time.monotonic() - begun:.0f} s")
+
+    def _play(self, bed: FlipBed) -> None:
+        stage: Stage | None = None
+        while True:
+            try:
+                kind, number = self._plays.get_nowait()
+            except queue.Empty:
+                return
+            stage = stage or Stage(bed)
+            begun = time.monotonic()
+            flip = list(flips(kind, bed.snapshot(kind), self._runs, self._seed + 1))[number]
+            judged = _told(Judged(flip=flip, **stage.play(kind, flip.apply)))
+            self.ran.append(judged)
+            _say(f"{kind} {number + 1} to the end: {judged.verdict} in {time.monotonic() - begun:.0f} s")
+
+
+def _told(judged: Judged) -> Judged:
     """Whatever is wrong is told at once."""
-    begun, found = time.monotonic(), []
-    for one in judged:
-        found.append(one)
-        if one.verdict == "WRONG":
-            _say(f"WRONG {one.flip}: {one.why}")
-    counts = Counter(one.verdict for one in found)
-    _say(f"{kind} {how}: {dict(counts)} in {time.monotonic() - begun:.0f} s")
-    return found
+    if judged.verdict == "WRONG":
+        _say(f"WRONG {judged.flip}: {judged.why}")
+    return judged
 
 
 def _rows(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
@@ -232,18 +277,20 @@ def _rows(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
     return {kind: dict(Counter(one.verdict for one in judged if one.flip.kind == kind)) for kind in kinds}
 
 
-def table(kinds: Sequence[str], judged: Sequence[Judged], verdicts: Sequence[Verdict]) -> str:
+def table(judged: Sequence[Judged], verdicts: Sequence[Verdict]) -> str:
     """Kinds from top to bottom."""
     lines = [f"{'':12}{'flips':>9}" + "".join(f"{verdict:>10}" for verdict in verdicts)]
-    for kind in kinds:
+    for kind in dict.fromkeys(one.flip.kind for one in judged):
         counts = Counter(one.verdict for one in judged if one.flip.kind == kind)
         lines.append(f"{kind:12}{counts.total():>9}" + "".join(f"{counts[verdict]:>10}" for verdict in verdicts))
     return "\n".join(lines)
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    out = sys.__stdout__  # while a command is called, it writes elsewhere
+    assert out is not None
+    out.write(f"{text}\n")
+    out.flush()
 
 
 if __name__ == "__main__":

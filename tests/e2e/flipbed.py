@@ -46,6 +46,8 @@ class Kind:
     """Patterns below the state directory; RUN is the directory of the run."""
     open: bool = False
     """Whether the journal's log must be beside it; otherwise it was closed in good order, and nothing hides it."""
+    played: bool = True
+    """Whether runs are worth their time: SQLite makes the index of its log anew whenever a journal is opened."""
 
     def paths(self, snapshot: Snapshot) -> list[Path]:
         """The files of this kind."""
@@ -56,7 +58,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "journal": Kind(moment="training", site="south", files=("journal.db",)),
     "wal": Kind(moment="training", site="south", files=("journal.db-wal",), open=True),
-    "shm": Kind(moment="training", site="south", files=("journal.db-shm",), open=True),
+    "shm": Kind(moment="training", site="south", files=("journal.db-shm",), open=True, played=False),
     "inputs": Kind(moment="training", site="south", files=("runs/RUN/inputs/*.safetensors",)),
     "outputs": Kind(moment="handing-over", site="north", files=("runs/RUN/steps/*/output.safetensors",)),
     "parts": Kind(moment="handing-over", site="south", files=("runs/RUN/inputs/*.part",)),

@@ -115,7 +115,7 @@ def test_a_key_of_a_kind_that_nobody_knows_is_named(home: Path) -> None:
     lines = (home / "key.pem").read_bytes().splitlines()
     der = base64.b64decode(b"".join(lines[1:-1])).replace(_P256, _P256[:-1] + b"\x06")
     write_durably(home / "key.pem", b"\n".join((lines[0], base64.b64encode(der), lines[-1], b"")))
-    with pytest.raises(IdentityError, match="E-IDENTITY-FILE.*key.pem"):
+    with pytest.raises(IdentityError, match=r"E-IDENTITY-FILE.*key\.pem"):
         read_key(home / "key.pem")
 
 
