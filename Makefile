@@ -26,11 +26,12 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 test: $(VENV)/.installed  ## unit, integration and end-to-end tests, but for the longest ones
 	$(PYTEST) -m "not full" tests
 
-e2e: $(VENV)/.installed  ## the tests that start real daemons, then every process killed at every moment
+e2e: $(VENV)/.installed  ## the tests that start real daemons, then every process killed at every moment, then bits flipped on the disk
 	$(PYTEST) tests/e2e
 	$(PYTEST) -m full tests/unit tests/integration
 	$(BIN)/python tests/e2e/kill_matrix.py
 	$(BIN)/python tests/e2e/kill_matrix.py --pull
+	$(BIN)/python tests/e2e/flip_bits.py
 
 e2e-containers: $(VENV)/.installed  ## docker-compose.yml to its end, also with a site killed and one cut off; skips without an engine
 	$(BIN)/python tests/e2e/containers.py

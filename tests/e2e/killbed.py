@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from gates import Gate
@@ -28,15 +28,6 @@ END_SECONDS = 240.0
 """Generous: a run takes 20 s on a free machine, and several minutes on a busy one."""
 SIZE = 64
 """Of the images: with it, a bundle has two blocks and a bit."""
-_SETTINGS = {
-    "epochs = 2": "epochs = 3",
-    "batch_size = 64": "batch_size = 8",
-    "warmup_epochs = 1": "warmup_epochs = 3",
-    "pool_size = 2": f"pool_size = {POOL_SIZE}",
-}
-"""Epochs of a fifth of a second or so, and enough of them to be in the middle of one."""
-_SAMPLES, _TEST_SAMPLES = 600, 3000
-"""Of each site; enough to test that evaluation takes a moment."""
 
 
 class KillBed:
@@ -44,6 +35,17 @@ class KillBed:
 
     With `pull`, nobody can call south: it waits at north, through both gates, and the launcher reaches it there.
     """
+
+    settings: ClassVar[Mapping[str, str]] = {
+        "epochs = 2": "epochs = 3",
+        "batch_size = 64": "batch_size = 8",
+        "warmup_epochs = 1": "warmup_epochs = 3",
+        "pool_size = 2": f"pool_size = {POOL_SIZE}",
+    }
+    """Epochs of a fifth of a second or so, and enough of them to be in the middle of one."""
+    samples: ClassVar = 600
+    test_samples: ClassVar = 3000
+    """Of each site; enough to test that evaluation takes a moment."""
 
     def __init__(self, bed: Bed, *, pull: bool = False) -> None:
         self.bed = bed
@@ -63,15 +65,19 @@ class KillBed:
         addresses = {"south": f"{self.bed.sites['north'].address}/south"} if self.pull else None
         self.bed.write_file(model="mlp", size=SIZE, addresses=addresses)
         text = self.bed.file.read_text()
-        for old, new in _SETTINGS.items():
+        for old, new in self.settings.items():
             assert old in text, old
             text = text.replace(old, new)
         for name in self.bed.sites:
             text = text.replace(f'data = "digits"\nindices = "parts/{name}.json"', f'data = "npz:{name}.npz"')
         self.bed.file.write_text(text)
+        self.simulate()
+        return self
+
+    def simulate(self) -> None:
+        """What comes out where nothing dies."""
         simulated = self.bed.launch("simulate", "--json").ok().json
         self.undisturbed, self.bundle_bytes = simulated["bundle_sha256"], simulated["bundle_bytes"]
-        return self
 
     def start(self, name: str) -> None:
         """Start the daemon of a site, or start it again where it was."""
@@ -95,9 +101,9 @@ class KillBed:
         digits = load_digits()
         images = np.kron(digits.images, np.ones((SIZE // 8, SIZE // 8))) * 15
         images, labels = images.astype(np.uint8), digits.target
-        tested = np.arange(_TEST_SAMPLES) % len(labels)
+        tested = np.arange(self.test_samples) % len(labels)
         for number, name in enumerate(self.bed.sites):
-            part = slice(number * _SAMPLES, (number + 1) * _SAMPLES)
+            part = slice(number * self.samples, (number + 1) * self.samples)
             arrays = {"images": images[part], "labels": labels[part]}
             arrays |= {"test_images": images[tested], "test_labels": labels[tested]}
             np.savez(self.bed.root / f"{name}.npz", **arrays)

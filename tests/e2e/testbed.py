@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 START_SECONDS = 60.0
 COMMAND_SECONDS = 150.0
+_LOOK_SECONDS = 0.1
 
 TOML = """\
 [federation]
@@ -102,7 +104,7 @@ class Site:
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, self.log.open("ab") as log:
             ready.bind(str(path))
-            ready.settimeout(START_SECONDS)
+            ready.settimeout(_LOOK_SECONDS)
             command = ["serve", "--listen", listen, "--state", str(self.state), "--data", data, *arguments]
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "fedelmy_node", *command],
@@ -110,13 +112,23 @@ class Site:
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
             self.bed.processes.append(self.process)
-            try:
-                message = ready.recv(4096).decode()
-            except TimeoutError:
-                raise AssertionError(f"{self.name} did not start: {self.log.read_text()}") from None
+            message = self._wait_ready(ready)
         path.unlink()
         self.address = dict(line.split("=", 1) for line in message.splitlines())["X_FEDELMY_ADDRESS"]
         return self
+
+    def _wait_ready(self, ready: socket.socket) -> str:
+        """What the daemon says when it is; one that has ended is not waited for."""
+        assert self.process is not None
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None
+            try:
+                return ready.recv(4096).decode()
+            except TimeoutError:
+                if ended:
+                    break
+        raise AssertionError(f"{self.name} did not start: {self.log.read_text()}")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self.process is not None

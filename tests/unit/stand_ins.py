@@ -169,7 +169,7 @@ class SimCourier:
     """Stands in for Courier: begins, brings all blocks at once, and hears the receipt."""
 
     def __init__(self, home: Home, edge: Edge, parcel: Parcel, *, tell: Callable[[News], None], **_: object) -> None:
-        self.edge, self.parcel, self.tell = edge, parcel, tell
+        self.edge, self.parcel, self.offer, self.tell = edge, parcel, parcel.offer, tell
         self.begun = self.failed = False
         self._home = home()
         self._home.couriers.append(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.identity.requests import make_request
 from fedelmy_node.identity.subject import Subject
+
+_P256 = bytes.fromhex("2a8648ce3d030107")
+"""How a key names its curve."""
 
 
 @pytest.fixture
@@ -104,6 +108,15 @@ def test_damaged_files_are_named(home: Path, federation_ca: Path, content: bytes
         with pytest.raises(IdentityError, match=rf"E-IDENTITY-FILE.*{name}"):
             keystore.load(home)
         (home / name).write_bytes(whole)
+
+
+def test_a_key_of_a_kind_that_nobody_knows_is_named(home: Path) -> None:
+    """What one flipped bit makes of a key of ours."""
+    lines = (home / "key.pem").read_bytes().splitlines()
+    der = base64.b64decode(b"".join(lines[1:-1])).replace(_P256, _P256[:-1] + b"\x06")
+    write_durably(home / "key.pem", b"\n".join((lines[0], base64.b64encode(der), lines[-1], b"")))
+    with pytest.raises(IdentityError, match=r"E-IDENTITY-FILE.*key\.pem"):
+        read_key(home / "key.pem")
 
 
 def test_one_certificate_alone_is_not_installed(home: Path, federation_ca: Path) -> None:

@@ -104,7 +104,9 @@ class Courier:
     ) -> None:
         self.edge = edge
         self._turns = turns
-        self.parcel = parcel
+        self.offer: Final = parcel.offer
+        """As it was begun; later attempts may have smaller blocks."""
+        self._parcel = parcel
         self._connect = connect
         self._tell = tell
         self._stopped = threading.Event()
@@ -158,7 +160,7 @@ class Courier:
 
     def _damage(self, *, look_inside: bool = False) -> _DamageError | None:
         """What is wrong with our own file: gone, of another size or, where that is in doubt, of another digest."""
-        path, offer, problem = self.parcel.path, self.parcel.offer, ""
+        path, offer, problem = self._parcel.path, self._parcel.offer, ""
         try:
             if path.stat().st_size != offer.size:
                 problem = "has another size than it was written with"
@@ -175,14 +177,14 @@ class Courier:
         try:
             carrier = self._connect()
             try:
-                return carrier.deliver(self.parcel, self._moved)
+                return carrier.deliver(self._parcel, self._moved)
             finally:
                 carrier.close()
         except FedelmyError as error:
             doubtful = error.code in ("E-STORE-DAMAGED", "E-TRANSFER-HASH", "E-PEER-PROTOCOL")
             return (self._damage(look_inside=True) if doubtful else None) or error
         except Exception:  # an edge must not be forgotten because of a fault
-            extra = {"run": self.parcel.offer.run, "step": self.edge.source}
+            extra = {"run": self._parcel.offer.run, "step": self.edge.source}
             logger.exception("fault while handing %s over", self.edge.id, extra=extra)
             return InternalError("E-INTERNAL", "handing over met a fault; see the node's log")
 

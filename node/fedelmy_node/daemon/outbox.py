@@ -85,7 +85,7 @@ class Outbox:
     def _heard(self, edge: Edge, offer: Offer, news: News) -> None:
         run = offer.run
         courier = self._couriers.get((run, edge.id))
-        if courier is None or courier.parcel.offer is not offer:  # the last news of one that was stopped
+        if courier is None or courier.offer is not offer:  # the last news of one that was stopped
             return
         about = {"edge": edge.id, "peer": edge.receiver}
         if isinstance(news, Begins):

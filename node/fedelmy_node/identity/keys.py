@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -29,7 +30,7 @@ def parse_key(pem: bytes, path: Path) -> ec.EllipticCurvePrivateKey:
     """The private key of a PEM text; `path` names it in messages."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise IdentityError("E-IDENTITY-FILE", f"{path} is not a private key of this software") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("E-IDENTITY-FILE", f"{path} is not an ECDSA P-256 key")
