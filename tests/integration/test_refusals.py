@@ -24,7 +24,7 @@ from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import RunId, SiteName, run_id
 from fedelmy_node.domain.transfer import Origin, Parcel
-from fedelmy_node.errors import FedelmyError
+from fedelmy_node.errors import FedelmyError, RunError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.admin import admin_client
 from fedelmy_node.rpc.clients import AdminClient, OperatorClient, PeerClient
@@ -234,6 +234,30 @@ def test_a_run_of_the_same_name_with_another_plan(bed: Bed) -> None:
     control.close()
     ends = [(entry["act"], entry["who"]) for entry in bed.audited() if entry["act"].startswith("run-")]
     assert ends == [("run-withdrawn", "operator/operator"), ("run-cancelled", "operator/operator")]
+
+
+def test_a_neighbour_is_told_of_the_plan_that_it_asked_about(bed: Bed) -> None:
+    """Older software does not say which plan it asks about, and is told of whatever there is."""
+    run, client, control = RunId("watched"), bed.peer("north"), bed.operator()
+    old = bed.plans["watched"] = new_plan_id()
+    bed.add(bed.node._journal, "watched")
+    words = client.watch(run, old)
+    assert (word := next(words)).plan_id == old and word.state == RunState.PREPARED
+    assert next(client.watch(run, "")).plan_id == old
+    words = client.watch(run, old)  # that the older software called meanwhile has ended the first
+    assert next(words).plan_id == old
+    with pytest.raises(RunError, match="E-RUN-UNKNOWN"):
+        next(client.watch(run, new_plan_id()))
+    bed.node._journal.set_run(run, RunState.EXPIRED)
+    new = bed.plans["watched"] = new_plan_id()
+    bed.add(bed.node._journal, "watched")
+    with pytest.raises(RunError, match="E-RUN-UNKNOWN"):
+        for word in words:  # until the plan is exchanged
+            assert word.plan_id == old
+    assert next(client.watch(run, new)).plan_id == new
+    assert control.cancel(signed_cancel(run, new, "", bed.callers["operator"], withdraw=True)) == "cancelled"
+    client.close()
+    control.close()
 
 
 def test_an_operator_cannot_bring_what_another_has_signed(bed: Bed, forge: Callable[..., Identity]) -> None:

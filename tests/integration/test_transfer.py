@@ -27,7 +27,7 @@ from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, run_id
 from fedelmy_node.domain.transfer import Block, Offer, Parcel, Receipt
 from fedelmy_node.durable import publish
-from fedelmy_node.errors import FedelmyError, TransferError
+from fedelmy_node.errors import FedelmyError, StoreError, TransferError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.rules import TrustRules
 from fedelmy_node.identity.subject import Subject
@@ -285,13 +285,20 @@ def test_values_that_are_not_finite_are_refused_and_forgotten(south: South, nort
     assert south.journal.run(RUN).edges[EDGE].state != EdgeState.DONE
 
 
-def test_a_file_that_is_not_what_was_announced(south: South, north: Connect, bundle: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_what_was_announced(south: South, north: Connect, bundle: Path) -> None:
+    """The sender finds out before the last block; a receiver would not take the whole."""
     parcel = parcel_of(bundle)
     data = bytearray(bundle.read_bytes())
     data[-1] ^= 1
     bundle.write_bytes(data)
-    with pytest.raises(TransferError, match="E-TRANSFER-HASH"):
+    with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
         north(south).deliver(parcel, lambda _: None)
+    assert south.arrived == []
+    south.inbox.begin(SiteName("north"), parcel.offer)
+    first = south.inbox.begin(SiteName("north"), parcel.offer)
+    assert isinstance(first, int)
+    with pytest.raises(TransferError, match="E-TRANSFER-HASH"):
+        south.inbox.receive(SiteName("north"), RUN, EDGE, parcel.offer.sha256, first, iter(blocks_of(bundle)[first:]))
     assert south.partial == [] and south.arrived == []
 
 

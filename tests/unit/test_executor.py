@@ -49,7 +49,7 @@ class Neighbour:
             self.told, self.there = state, there
             self.changed.notify_all()
 
-    def watch(self, run: RunId) -> Iterator[NeighbourState]:
+    def watch(self, run: RunId, plan_id: str) -> Iterator[NeighbourState]:
         last: NeighbourState | None = None
         while True:
             with self.changed:
