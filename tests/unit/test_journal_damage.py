@@ -190,6 +190,12 @@ def test_what_this_software_never_writes_is_damage_whatever_its_digest(path: Pat
     refused(path)
 
 
+def test_a_name_in_the_schema_that_is_no_text_is_damage(path: Path) -> None:
+    """SQLite repeats it in its message, which Python then cannot decode."""
+    path.write_bytes(path.read_bytes().replace(b"sqlite_autoindex_steps_1", b"sqlite_autoi\xeedex_steps_1"))
+    refused(path)
+
+
 def test_an_event_that_cannot_be_read_is_damage(path: Path) -> None:
     change(path, "UPDATE events SET kind = 'gossip' WHERE seq = 1")
     journal = Journal(path, SOUTH)

@@ -23,7 +23,10 @@ def reading(journal: Path) -> Iterator[sqlite3.Connection]:
     is_open = journal.with_name(f"{journal.name}-wal").exists()
     mode = "mode=ro" if is_open else "mode=ro&immutable=1"  # of a closed one, SQLite would make files beside it
     with closing(sqlite3.connect(f"{journal.absolute().as_uri()}?{mode}", uri=True, timeout=_WAIT_SECONDS)) as database:
-        yield database
+        try:
+            yield database
+        except UnicodeDecodeError as error:  # SQLite's message repeats a damaged name
+            raise sqlite3.DatabaseError("the schema is damaged") from error
 
 
 def newest_plan(journal: Path) -> Slice | None:
