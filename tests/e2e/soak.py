@@ -3,7 +3,7 @@
     python tests/e2e/soak.py [--schedules 50] [--seed 0] [--json]
 
 Schedule N of a soak has the seed `--seed` + N, and is known from it: `--seed 17 --schedules 1` repeats the one that
-was printed as seed 17. Faults come when the run is as far as the schedule says, so a slow machine has the same ones.
+was printed as seed 17. Faults come when the run is as far as the schedule says, or after a while without news.
 Names are fresh, or used again after a site has refused or the operator has cancelled. When all faults are over, a
 person takes a run up again only if nothing of it goes on; then it must end, every step done once and every bundle
 received once. Exit code 0: all schedules ended so.

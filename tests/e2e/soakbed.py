@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,8 +107,9 @@ class Storm:
         try:
             for opening in self.schedule.openings:
                 self._open(opening)
+            before = self.news()
             self._run(self.name)
-            self._faults()
+            self._faults(before)
             self._heal()
             self._end()
             for aside in self._asides:
@@ -143,7 +145,10 @@ class Storm:
                 lambda: launcher.poll() is not None or "prepared" in self.states().values(), "prepared run", every=0.01
             )
             _kill(launcher)
-            self.bed.bed.launch("cancel", "--run", before).ok()
+            cancelled = self.bed.bed.launch("cancel", "--run", before)
+            codes = set(re.findall(r"E-[A-Z-]+", cancelled.out + cancelled.err))
+            if codes - {"E-RUN-UNKNOWN"}:  # that is a site that was not asked yet, or answers later
+                raise SoakError(f"cancel ended with {cancelled.code}: {', '.join(sorted(codes))}")
             if any(witness.find("run", state="running") for witness in self.witnesses.values()):
                 self._watch(f"{before}x")  # it had begun: that name is used up
         elif opening.how == "consent":
@@ -165,9 +170,10 @@ class Storm:
         if ended == 0 or code not in error:
             raise SoakError(f"expected a refusal with {code}, got exit code {ended}: {error[-500:]}")
 
-    def _faults(self) -> None:
+    def _faults(self, before: int) -> None:
+        """Each when there is as much news as it says, beyond that of the openings."""
         for fault in self.schedule.faults:
-            wanted, last, since = fault.at * self.bed.news, -1, time.monotonic()
+            wanted, last, since = before + fault.at * self.bed.news, -1, time.monotonic()
             while (now := self.news()) < wanted and time.monotonic() - since < STALL_SECONDS:
                 if now != last:
                     last, since = now, time.monotonic()
