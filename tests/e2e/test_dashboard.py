@@ -91,7 +91,7 @@ def pill(site: str, word: str) -> str:
 
 
 def test_a_run_is_shown_from_its_beginning_to_its_end_without_a_reload(bed: Bed, visit: Visit) -> None:
-    write(bed, epochs=12)
+    write(bed, epochs=40)  # the page sees every site train, even where a browser is slow to start
     page = visit.page
     page.add_init_script(WATCHER)
     with dashboard(bed) as url:

@@ -68,7 +68,7 @@ STRANGERS: Mapping[str, tuple[Callable[[Identity, Path, Path], Identity], str]] 
     "self-signed": (lambda honest, ca, _: posing(honest, None), "E-IDENTITY-UNTRUSTED"),
     "wrong CA": (lambda honest, ca, other: posing(honest, other), "E-IDENTITY-UNTRUSTED"),
     "expired": (lambda honest, ca, _: posing(honest, ca, ends_days=-0.5), "E-IDENTITY-EXPIRED"),
-    "not yet valid": (lambda honest, ca, _: posing(honest, ca, begins_days=0.5), "E-IDENTITY-UNTRUSTED"),
+    "not yet valid": (lambda honest, ca, _: posing(honest, ca, begins_days=0.5), "E-IDENTITY-EXPIRED"),
 }
 
 

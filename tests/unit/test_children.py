@@ -46,7 +46,8 @@ def test_nor_do_the_other_processes_of_a_trainer(shadows, tmp_path):
 def test_only_what_the_administrator_names_is_on_the_path(shadows, monkeypatch, entries):
     base = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(part for part in (base, entries) if part))
-    found = import_environment()["PYTHONPATH"].split(os.pathsep)
+    path = import_environment()["PYTHONPATH"]
+    found = path.split(os.pathsep) if path else []  # an empty one says nothing
     assert "" not in found
     assert (str(shadows / "code") in found) == ("code" in entries)
     assert (str(shadows) in found) == (entries == ".")
