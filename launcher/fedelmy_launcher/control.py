@@ -96,6 +96,8 @@ class Sites:
         with self._lock:
             if site in self._clients:
                 return self._clients[site]
+        if site not in self.addresses:  # others have spoken of it, and none of its neighbours has answered yet
+            raise PeerError("E-PEER-UNREACHABLE", f"no site that answers says where {site} is")
         channel = open_channel(
             self.addresses[site],
             self.identity,

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fedelmy_launcher.contradictions import knows_all_sites
 from fedelmy_launcher.control import Refusal, Sites
 from fedelmy_launcher.outcome import OutlineStep
 from fedelmy_node.domain.names import Address, RunId, SiteName, StepId, edge_ends, site_of
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.steps import kind_of
 from fedelmy_node.errors import RunError
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.clients import OperatorClient
@@ -86,6 +88,8 @@ def reported_run(run: RunId, reports: Mapping[SiteName, RunReport], known: Itera
             before = steps.get(step.id, step)
             # Both ends of an edge tell it, and of the steps beyond its neighbours a site knows nothing.
             steps[step.id] = replace(step, needs=tuple(dict.fromkeys([*before.needs, *step.needs])))
+    if reports and knows_all_sites(reports):  # whatever else was heard of does not exist
+        steps = {step.id: step for step in steps.values() if step.site in reports}
     return ReportedRun(run=run, federation=federation, steps=tuple(sorted(steps.values(), key=_place)))
 
 
@@ -101,15 +105,9 @@ def _steps(report: RunReport) -> Iterator[ReportedStep]:
             needs.setdefault(target, {})[need] = None
     others = {*ends, *report.origin.contributors, *(skip.step for skip in report.origin.skipped)}
     for step in {*own, *others}:
-        kind = own.get(step) if step in own else _kind_of(step)
+        kind = own[step] if step in own else kind_of(step or StepId(""))
         if step is not None and kind is not None:
             yield ReportedStep(step, site_of(step), kind, tuple(needs.get(step, ())))
-
-
-def _kind_of(step: StepId | None) -> StepKind | None:
-    """Of another site's step: topologies name steps after what they do."""
-    name = (step or "").partition(".")[0]
-    return StepKind(name) if name in set(StepKind) else None
 
 
 def _place(step: ReportedStep) -> tuple[int, int, bool, StepId]:

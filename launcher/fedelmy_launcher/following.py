@@ -206,6 +206,8 @@ def show_result(progress: RunProgress, *, asked: bool = False, as_json: bool) ->
         click.echo(f"holds         the work of {', '.join(outcome.contributors)}")
     for line in outcome.sentences():
         click.echo(line)
+    for line in result["contradictions"]:
+        click.echo(f"contradiction {line}")
     left_out = {left.site for left in outcome.left_out}
     for site in (site for site in result["unheard"] if site not in left_out):
         click.echo(f"unheard       {site}: whether it evaluated the result is not known")

@@ -135,6 +135,7 @@ def outcome_of(
     done = {step for step, state in states.items() if state == StepState.DONE}
     # Until there is a result that says where it comes from, it will hold whatever was done and not left out.
     inside = set(held.contributors) or {*everywhere.contributors, *(done - set(reasons))}
+    inside -= {step for step, state in states.items() if state == StepState.SKIPPED}  # who should know, whoever says so
     missing = {step.id for step in train if step.id not in inside}
     missing |= {step.id for step in steps if step.kind == StepKind.DELIVER and step.id not in done}
     return Outcome(

@@ -10,12 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from fedelmy_launcher.contradictions import contradictions_of
 from fedelmy_launcher.outcome import Outcome, Outline, OutlineStep, Result, left_behind, outcome_of
 from fedelmy_launcher.site_progress import UNASKED, SiteProgress
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, edge_ends, site_of
 from fedelmy_node.domain.plan import MAX_STEPS, StepKind
 from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.steps import kind_of
 from fedelmy_node.domain.texts import clean
 from fedelmy_node.domain.transfer import Origin, Skip
 
@@ -40,7 +42,7 @@ class RunProgress:
         """Steps, and the needs of theirs that have arrived from other sites."""
         self._unreported: set[StepId] = set()
         self._around: dict[StepId, Skip] = {}
-        self._origins: dict[SiteName, Origin] = {}
+        self._reports: dict[SiteName, RunReport] = {}
         self._begun: dict[StepId, float] = {}
         self._took: dict[StepId, float] = {}
         """Seconds that finished steps took."""
@@ -108,9 +110,13 @@ class RunProgress:
             for site, report in reports.items():
                 if site in self.sites:
                     self.sites[site].state = report.state
-                self._origins[site] = report.origin
+                self._reports[site] = report
                 self._states.update({step.step: step.state for step in report.steps})
             self._mark()
+
+    @property
+    def _origins(self) -> dict[SiteName, Origin]:
+        return {site: report.origin for site, report in self._reports.items()}
 
     def state_of(self, step: StepId) -> StepState:
         return self._states.get(step, StepState.WAITING)
@@ -153,8 +159,7 @@ class RunProgress:
 
     def _kind_of(self, step: StepId) -> StepKind | None:
         known = self._by_id.get(step)
-        named = step.partition(".")[0]
-        return known.kind if known else StepKind(named) if named in set(StepKind) else None
+        return known.kind if known else kind_of(step)
 
     def _step(self, event: Event) -> None:
         assert event.step is not None
@@ -219,6 +224,10 @@ class RunProgress:
         known = [skip for step, skip in self._around.items() if step in self._by_id]
         return outcome_of(self.steps, self._states, results, self._origins, known)
 
+    def contradictions(self) -> tuple[str, ...]:
+        """What sites say of the model that others, or the plan, contradict."""
+        return contradictions_of(self._reports)
+
     def result(self) -> dict[str, Any]:
         """The last line of `run`, `simulate` and `demo`: correct over samples, not a mean of means."""
         sites: Sequence[SiteProgress] = list(self.sites.values())
@@ -232,6 +241,7 @@ class RunProgress:
             "federation": self.federation,
             "state": "done" if self.is_done else "unfinished",
             **outcome.encoded(),
+            "contradictions": list(self.contradictions()),
             "subset": bool(outcome.left_out or any(self.sites[site].state != UNASKED for site in unheard)),
             "unheard": unheard,
             "accuracy": correct / samples if samples else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from fedelmy_launcher.contradictions import contradictions_of
 from fedelmy_launcher.outcome import Outline, Result, outcome_of
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId, edge_ends
@@ -40,6 +41,7 @@ class Standing:
         }
         origins = {site: report.origin for site, report in reports.items()}
         self.outcome = outcome_of(self._steps, self._states, results, origins)
+        self.contradictions = contradictions_of(reports)
         self._left_out = {left.step: left for left in self.outcome.left_out}
 
     @property
@@ -91,6 +93,7 @@ class Standing:
             "state": run_state((report.state for report in self._reports.values()), is_over=self.is_over),
             "over": self.is_over,
             **self.outcome.encoded(),
+            "contradictions": list(self.contradictions),
             "bundle_sha256": result.sha256 if result else None,
             "waiting_for": waiting,
         }

@@ -112,16 +112,28 @@ def connected(link: Link, identities: Identities, stall_seconds: float = 20.0) -
         client.close()
 
 
-def deliver(link: Link, identities: Identities, parcel: Parcel, stall_seconds: float = 20.0) -> Receipt:
+def ignore(_: int) -> None:
+    pass
+
+
+def deliver(
+    link: Link,
+    identities: Identities,
+    parcel: Parcel,
+    stall_seconds: float = 20.0,
+    moved: Callable[[int], None] = ignore,
+) -> Receipt:
     with connected(link, identities, stall_seconds) as client:
-        return client.deliver(parcel, lambda _: None)
+        return client.deliver(parcel, moved)
 
 
-def deliver_until_received(link: Link, identities: Identities, parcel: Parcel) -> Receipt:
+def deliver_until_received(
+    link: Link, identities: Identities, parcel: Parcel, moved: Callable[[int], None] = ignore
+) -> Receipt:
     """As a courier does, without its pauses."""
     for _ in range(50):
         try:
-            return deliver(link, identities, parcel)
+            return deliver(link, identities, parcel, moved=moved)
         except FedelmyError as error:
             assert error.code in ("E-PEER-UNREACHABLE", "E-PEER-BUSY", "E-TRANSFER-SEQUENCE"), error
             time.sleep(0.1)
@@ -448,8 +460,7 @@ def test_a_sender_restarted_in_mid_transfer_goes_on(
             client.deliver(parcel, lambda _: None)
     assert taken
     moved: list[int] = []
-    with connected(link, identities) as client:
-        client.deliver(parcel, moved.append)
+    deliver_until_received(link, identities, parcel, moved.append)
     assert moved[0] > BLOCK
     assert taken == list(range(-(-parcel.offer.size // BLOCK)))
     received_once(south, bundle)

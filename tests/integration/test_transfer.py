@@ -24,8 +24,8 @@ from fedelmy_node.daemon.arrival import Arrival
 from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState
 from fedelmy_node.domain.federation import Federation
-from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, run_id
-from fedelmy_node.domain.transfer import Block, Offer, Parcel, Receipt
+from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, run_id
+from fedelmy_node.domain.transfer import Block, Offer, Origin, Parcel, Receipt
 from fedelmy_node.durable import publish
 from fedelmy_node.errors import FedelmyError, StoreError, TransferError
 from fedelmy_node.identity.keystore import Identity
@@ -116,6 +116,7 @@ def parcel_of(path: Path, **changes: Any) -> Parcel:
     offer = Offer(
         run=RUN, edge=EDGE, size=len(data), sha256=hashlib.sha256(data).hexdigest(), block_bytes=BLOCK,
         wire_dtype="float32", manifest=read_header(path).manifest,
+        origin=Origin(contributors=(StepId("train.1@north"),)),
     )  # fmt: skip
     return Parcel(offer=replace(offer, **changes), path=path)
 
@@ -283,6 +284,33 @@ def test_values_that_are_not_finite_are_refused_and_forgotten(south: South, nort
         north(south).deliver(parcel_of(bad), lambda _: None)
     assert south.partial == [] and not south.layout.input(RUN, EDGE).exists()
     assert south.journal.run(RUN).edges[EDGE].state != EdgeState.DONE
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, {"format": "pt"}, {KEY: "{}"}, {KEY: "no JSON"}, {KEY: metadata_text(["other"], {})}]
+)
+def test_what_a_trainer_would_not_read_gets_no_receipt(
+    south: South, north: Connect, bundle: Path, tmp_path: Path, metadata: dict[str, str] | None
+) -> None:
+    """The right shape and finite values are not enough, and the right bundle is taken afterwards."""
+    foreign = tmp_path / "foreign"
+    save_file(
+        {"model/w": np.full(300_000, 0.5, np.float32), "model/n": np.array([7], np.int64)}, foreign, metadata=metadata
+    )
+    with pytest.raises(FedelmyError, match="E-BUNDLE-"):
+        north(south).deliver(parcel_of(foreign), lambda _: None)
+    assert south.partial == [] and south.arrived == []
+    assert south.journal.run(RUN).edges[EDGE].state != EdgeState.DONE
+    assert north(south).deliver(parcel_of(bundle), lambda _: None).sha256 == parcel_of(bundle).offer.sha256
+
+
+def test_a_false_origin_is_refused_before_anything_is_taken(south: South, north: Connect, bundle: Path) -> None:
+    moved: list[int] = []
+    false = Origin(contributors=(StepId("train.1@north"), StepId("train.7@south")))
+    with pytest.raises(TransferError, match=r"E-TRANSFER-OFFER.*north.*train\.7@south"):
+        north(south).deliver(parcel_of(bundle, origin=false), moved.append)
+    assert moved == [] and south.partial == [] and south.arrived == []
+    assert north(south).deliver(parcel_of(bundle), lambda _: None).sha256 == parcel_of(bundle).offer.sha256
 
 
 def test_a_file_that_is_not_what_was_announced(south: South, north: Connect, bundle: Path) -> None:

@@ -53,7 +53,7 @@ from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.domain.transfer import Receipt
-from fedelmy_node.errors import DataError, FedelmyError, PeerError, RunError, TrainingError
+from fedelmy_node.errors import DataError, FedelmyError, PeerError, RunError, StoreError, TrainingError
 from fedelmy_node.store import journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared
@@ -64,7 +64,14 @@ __all__ = ["Policy", "World"]
 _MOST_ACTIONS: Final = 5000
 """Without time passing: more than any schedule needs, so something goes round in circles."""
 _LONGEST_NAP_SECONDS: Final = 15.0
+DAMAGED: Final = '["damaged"]'
+"""A bundle that is not what it was: if anything is made of it, the result shows it."""
 _GONE: Final = PeerError("E-PEER-UNREACHABLE", "gone")
+
+
+def _is_damaged(path: Path) -> bool:
+    """By its content: that digests are compared is tested with real trainers and couriers."""
+    return path.exists() and path.read_text() == DAMAGED
 
 
 class Policy(NamedTuple):
@@ -124,6 +131,8 @@ class World(Mishaps):
         self.plan = _plan(*self._whole)
         self.cuts: set[tuple[str, str]] = set()
         """Who cannot call whom."""
+        self.damaged: set[str] = set()
+        """The sites on whose disks a bundle was damaged."""
         self.sites: dict[str, Site] = {}
         self._root = root
         self._lines: list[Line] = []
@@ -243,6 +252,24 @@ class World(Mishaps):
                 trainer.tell(Failed(DataError("E-DATA-MISSING", "the disk was taken out"), crashed=False))
                 return True
         return False
+
+    def damage(self, name: str) -> bool:
+        """One bundle on a site's disk, of those that will be read again; whether there is one."""
+        site = self.sites[name]
+        record = site.record
+        if record is None or site.is_over:
+            return False
+        result = site.workspace.result(record)
+        kept = {result[1]} if result else set()  # nobody but its owner reads it again
+        root = site.layout.root / "runs"
+        found = sorted({path.resolve() for path in root.rglob("*.safetensors")} - {path.resolve() for path in kept})
+        if not found:
+            return False
+        path = found[self.choices.pick(len(found))]
+        self.note("damage", name, path.name)
+        path.write_text(DAMAGED)
+        self.damaged.add(name)
+        return True
 
     def tick(self, seconds: float) -> None:
         """Time passes: deadlines are due, and what did not work is tried again."""
@@ -396,6 +423,8 @@ class World(Mishaps):
         if not courier.parcel.path.exists():
             raise FaultError(f"{sender} has removed what it has to hand over on {offer.edge}")
         data = courier.parcel.path.read_bytes()
+        if _is_damaged(courier.parcel.path):
+            return Refused(StoreError("E-STORE-DAMAGED", f"{offer.edge} cannot be handed over"))
         if hashlib.sha256(data).hexdigest() != offer.sha256:
             raise FaultError(f"{sender} has something else to hand over on {offer.edge} than it says")
         receipt: int | Receipt | None = None
@@ -428,6 +457,11 @@ class World(Mishaps):
         if site.trainer_deaths < 2 and self.choices.happens(self.odds.dies):
             site.trainer_deaths += 1
             trainer.tell(Failed(TrainingError("E-TRAINING-CRASH", "killed"), crashed=True))
+            return
+        if damaged := tuple(place for place, given in enumerate(inputs) if _is_damaged(given.path)):
+            error = StoreError("E-STORE-DAMAGED", f"inputs {damaged} are damaged")
+            error.inputs = damaged
+            trainer.tell(Failed(error, crashed=False))
             return
         outcome = Outcome()
         if trainer.job.output is not None:

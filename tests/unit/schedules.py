@@ -23,12 +23,14 @@ from mishaps import FaultError
 from names_again import Operator
 from stand_ins import RUN, Daemon, Site
 
+from fedelmy_launcher.contradictions import contradictions_of
+from fedelmy_node.daemon.answers import report_of
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
 from fedelmy_node.domain.names import StepId
 from fedelmy_node.domain.plan import StepKind
 from fedelmy_node.store.records import RunRecord
 
-__all__ = ["KINDS", "AGAIN", "Ending", "problems", "in_vain", "try_schedule", "told"]
+__all__ = ["KINDS", "AGAIN", "DAMAGED", "Ending", "problems", "in_vain", "try_schedule", "told"]
 
 POLICIES: Final = {
     "wait": ("wait",),
@@ -41,6 +43,8 @@ TOPOLOGIES: Final = ("chain", "ring", "mesh", "superclients")
 KINDS: Final = tuple(f"{topology} {policy}" for topology in TOPOLOGIES for policy in POLICIES)
 AGAIN: Final = tuple(f"{topology} {policy} again" for topology in ("chain", "mesh") for policy in POLICIES)
 """Of a run whose name was used before."""
+DAMAGED: Final = tuple(f"{topology} {policy} damaged" for topology in TOPOLOGIES for policy in ("wait", "skip"))
+"""In which disks damage bundles."""
 _MOST_ATTEMPTS: Final = 50
 
 
@@ -75,12 +79,15 @@ def problems(world: World, ending: Ending) -> list[str]:
         allowed.add(RunState.ABORTED)
     if ending.down_for_good:
         allowed.add(RunState.EXPIRED)
-    if not any(_looks_for_the_forgetful(daemon) for daemon in world.daemons):
+    lost = world.damaged and RunState.FAILED in states.values()  # nobody has a bundle any more; the others wait
+    if not lost and not any(_looks_for_the_forgetful(daemon) for daemon in world.daemons):
         found += (f"{name} is {state}" for name, state in states.items() if state not in allowed)
     for name, heard in ending.heard.items():
         if (record := world.sites[name].record) and _goes_on_regardless(world.sites[name], record, heard):
             found.append(f"{name} went on after the end")
     found += in_vain(world)
+    reports = {site.record.slice.site: report_of(site.record, 0, ()) for site in up.values() if site.record}
+    found += contradictions_of(reports)
     if ending.waits and not ending.cancelled_at:
         found += (
             f"{name} has not the undisturbed result"
@@ -136,14 +143,15 @@ def _wrong_at(site: Site, record: RunRecord, world: World) -> Iterator[str]:
     plan = record.slice
     events = site.journal.events(RUN, limit=100_000)
     done = Counter(e.step for e in events if e.kind == EventKind.STEP and e.data["state"] == StepState.DONE)
-    yield from (f"has done {step} {count} times" for step, count in done.items() if count > 1)
+    if not world.damaged:  # otherwise it may have had to do it again
+        yield from (f"has done {step} {count} times" for step, count in done.items() if count > 1)
     shortcuts = {way.id for way in plan.shortcuts}
     came = [e.data["edge"] for e in events if e.kind == EventKind.RECEIVED or e.data.get("edge") in shortcuts]
     for step in plan.steps:
         for need in step.needs:
             ways = {way.id for way in plan.ways_to(step.id, need)}
             met = [way for way in ways if record.edges[way].state == EdgeState.DONE]
-            if len(met) > 1 or sum(edge in ways for edge in came) > 1:
+            if len(met) > 1 or (sum(edge in ways for edge in came) > 1 and not world.damaged):
                 yield f"has met {need} of {step.id} by {sorted(met)}, {came}"
     result = site.workspace.result(record)
     if result is not None and record.state == RunState.DONE:
@@ -178,7 +186,8 @@ def _visits(world: World) -> dict[StepId, str]:
 def try_schedule(root: Path, kind: str, choices: Choices) -> tuple[list[str], World]:
     """Let fate have its way with a run, then let all heal; what is wrong afterwards."""
     names = "abcde"[: 2 + choices.pick(4)]
-    topology, policy, *again = kind.split()
+    topology, policy, *more = kind.split()
+    again, damaged = "again" in more, "damaged" in more
     policies = POLICIES[policy]
     plan = {name: Policy(policies[choices.pick(len(policies))], (10, 5, 20)[choices.pick(3)]) for name in names}
     deliver = ("all", "last")[choices.happens(0.25)]
@@ -195,7 +204,7 @@ def try_schedule(root: Path, kind: str, choices: Choices) -> tuple[list[str], Wo
         try:
             if again:
                 _use_again(world, ending)
-            _disturb(world, ending)
+            _disturb(world, ending, damaged=damaged)
             found = _heal(world, plan, ending)
         except FaultError as fault:
             found = [str(fault)]
@@ -246,7 +255,7 @@ def _use_again(world: World, ending: Ending) -> None:
     ending.cancelled_at |= operator.cancelled.get(number, set())
 
 
-def _disturb(world: World, ending: Ending) -> None:
+def _disturb(world: World, ending: Ending, *, damaged: bool) -> None:
     choices, names = world.choices, sorted(world.sites)
     for name in names:
         if name == names[0] or not choices.happens(0.3):
@@ -259,6 +268,8 @@ def _disturb(world: World, ending: Ending) -> None:
             if possible := world.actions():
                 world.perform(possible[choices.pick(len(possible))])
         _blow(world, ending)
+        if damaged:
+            world.damage(_one_of(names, choices))
 
 
 def _blow(world: World, ending: Ending) -> None:

@@ -130,6 +130,8 @@ def _show(
         click.echo(f"  {holder} holds the work of {', '.join(outcome.contributors)}")
     for line in outcome.sentences():
         click.echo(f"  {line}")
+    for line in standing.contradictions:
+        click.echo(f"  contradiction: {line}")
 
 
 def _rows(

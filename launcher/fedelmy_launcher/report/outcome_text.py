@@ -54,7 +54,7 @@ def _left_out(history: Mapping[str, Any]) -> str:
 
 
 def reasons(history: Mapping[str, Any]) -> list[str]:
-    """Who was left out and why, who did not answer, whether results differ, whose counts are missing."""
+    """Who was left out and why, who did not answer, what does not fit together, whose counts are missing."""
     lines = []
     for left in history["left_out"]:
         what = "Its work is not in the result" if left["step"].startswith("train") else "It did not get the result"
@@ -70,6 +70,7 @@ def reasons(history: Mapping[str, Any]) -> list[str]:
     if history["results_differ"]:
         holders = ", ".join(history["holders"])
         lines.append(f"The sites ended with DIFFERENT results: the network was split. This is the one at {holders}.")
+    lines += (f"A contradiction: {text}." for text in history["contradictions"])
     measured = set(history["measured_at"])
     kept = [site["name"] for site in history["sites"] if site["evaluation"] and site["name"] not in measured]
     if history["state"] == "done" and kept:

@@ -13,6 +13,7 @@ from fedelmy_node.bundles.check import check_manifest
 from fedelmy_node.bundles.header import longest_header
 from fedelmy_node.bundles.size import tensor_bytes
 from fedelmy_node.daemon.arrival import Arrival, partial_path, remove_others
+from fedelmy_node.daemon.provenance import check_origin
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan import Edge, StepKind
@@ -64,6 +65,7 @@ class Inbox:
             if have.state == EdgeState.CLOSED or record.steps[edge.target].state == StepState.SKIPPED:
                 raise _unneeded(record, edge)
             self._check(record, offer)
+            check_origin(record, edge, offer.origin)
             arrival = self._take_over(edge, offer, record.prepared)
         first = arrival.begin()  # without the lock: it may have to read what came before a restart
         self._journal.move_edge(offer.run, edge.id)

@@ -99,7 +99,9 @@ class Repairs:
             self._journal.set_step(run, place.step, StepState.WAITING)
         else:
             self._workspace.received(run, place.edge).unlink(missing_ok=True)
-            self._journal.set_edges(run, [place.edge.id], EdgeState.WAITING)
+            # The other ways to the same need, too: they were closed when the bundle came, and its sender may be gone.
+            ways = record.slice.ways_to(place.edge.target, place.edge.need)
+            self._journal.set_edges(run, [way.id for way in ways], EdgeState.WAITING)
         for passed in place.passed:
             self._journal.set_step(run, passed, StepState.WAITING)
         return True

@@ -108,12 +108,15 @@ def dead_ends(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[Edge]:
 
 
 def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
-    """The steps that cannot or need not be done any more, because the others went on without them."""
+    """The steps that cannot or need not be done any more, because the others went on without them.
+
+    Not one that was done before, and is made again because its output was damaged: its work is in what others have.
+    """
     plan = record.slice
     gone = {step for step, known in record.steps.items() if known.state == StepState.SKIPPED}
     before = len(gone)
     for step in plan.ordered:
-        if record.steps[step.id].state in _ENDED:
+        if record.steps[step.id].state in _ENDED or record.steps[step.id].sha256:
             continue
         lacking = [need in gone or _is_lost(record, step, need, given_up, gone) for need in step.needs]
         # A merge goes on without what its own site could not make, but not where others went on without the site.
@@ -121,7 +124,8 @@ def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
         if any(lost and not (spared and need in gone) for lost, need in zip(lacking, step.needs, strict=True)):
             gone.add(step.id)
     for step in reversed(plan.ordered):
-        open_to_doubt = record.steps[step.id].state not in _ENDED or _is_spurned(record, step)
+        known = record.steps[step.id]
+        open_to_doubt = not (known.state in _ENDED or known.sha256) or _is_spurned(record, step)
         if open_to_doubt and not _is_wanted(record, step, gone):
             gone.add(step.id)
     return sorted(step for step in gone if record.steps[step].state != StepState.SKIPPED) if len(gone) > before else []

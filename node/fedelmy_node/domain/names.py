@@ -147,7 +147,8 @@ def peer_address(text: str) -> PeerAddress:
 
 def _shown(text: str) -> str:
     """A name that is none, as a message may repeat it."""
-    return repr(text if len(text) <= 80 else f"{text[:77]}...")
+    shown = repr(text[:80])
+    return shown if len(text) <= 80 and len(shown) <= 120 else f"{shown[:77]}..."
 
 
 def file_stem(name: str) -> str:

@@ -13,7 +13,7 @@ from fedelmy_node.domain.names import EdgeId, SiteName, StepId, edge_id, site_of
 from fedelmy_node.errors import RunError
 
 __all__ = [
-    "StepKind", "Step", "Edge", "Shortcut", "in_order", "expect",
+    "StepKind", "Step", "Edge", "Shortcut", "in_order", "expect", "kind_of",
     "MAX_STEPS", "MAX_SITE_STEPS", "MAX_WAYS", "MAX_SKIPS", "MAX_NEEDS", "PLAN_ID_DIGITS",
 ]  # fmt: skip
 
@@ -42,6 +42,12 @@ class StepKind(StrEnum):
     """Keeps its single input as the run's result at this site; its output is that same bundle."""
     EVALUATE = "evaluate"
     """Measures its single input on the site's own test data; its output is counts and metrics."""
+
+
+def kind_of(step: StepId) -> StepKind | None:
+    """What a step does, by its name: topologies name steps after it. None if the name is of no kind."""
+    kind = step.partition(".")[0]
+    return StepKind(kind) if kind in set(StepKind) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
