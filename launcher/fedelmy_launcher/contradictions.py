@@ -53,12 +53,13 @@ def _unknown(step: StepId, reports: Mapping[SiteName, RunReport]) -> str:
 
 def _denied(step: StepId, reports: Mapping[SiteName, RunReport]) -> str:
     report = reports.get(site_of(step))
-    state = next((known.state for known in report.steps if known.step == step), None) if report else None
-    if report is None or state == StepState.DONE:
+    known = next((known for known in report.steps if known.step == step), None) if report else None
+    if report is None or known is None:
         return ""
-    if state == StepState.SKIPPED:
+    if known.state == StepState.SKIPPED:
         return f"{report.site} says that it was left out"
-    return f"{report.site} has not done it" if report.state.is_over else ""
+    done = bool(known.sha256)  # also one that is made again because it was damaged
+    return f"{report.site} has not done it" if report.state.is_over and not done else ""
 
 
 def _not_to_be_skipped(step: StepId, reports: Mapping[SiteName, RunReport]) -> str:

@@ -87,6 +87,7 @@ def test_attach_says_that_a_run_was_not_started_and_how_to_start_it(bed: Bed) ->
     assert "not started" not in again.out
 
 
+@pytest.mark.full
 def test_a_run_without_its_last_site_ends_as_a_subset(bed: Bed, elsewhere: Callable[..., Done]) -> None:
     text = bed.file.read_text().replace("epochs = 2", "epochs = 40")
     bed.file.write_text(text.replace("seed = 3", 'seed = 3\non_unreachable = "skip"\npatience = "3s"'))

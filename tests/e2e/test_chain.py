@@ -174,6 +174,7 @@ rows = [{ label = "FedELMY", set = { "strategy.pool_size" = 2, "strategy.warmup_
 """
 
 
+@pytest.mark.full
 def test_an_experiment_runs_on_the_nodes_themselves(bed: Bed, first: dict[str, object]) -> None:
     (bed.root / "grid.toml").write_text(GRID)
     arguments = ("experiment", "grid.toml", "--nodes", "federation.toml", "--out", "grid", "--json")

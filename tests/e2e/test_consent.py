@@ -138,6 +138,7 @@ def test_a_refusal_ends_the_run_everywhere(bed: Bed) -> None:
     south.node("runs", "approve", "second", "--yes").failed("E-CONSENT-REFUSED", 5)
 
 
+@pytest.mark.full
 def test_a_launcher_that_went_away_and_a_node_that_was_restarted(bed: Bed) -> None:
     south = bed.sites["south"]
     with launched(bed, "third") as launcher:

@@ -79,6 +79,7 @@ def test_a_mesh_gives_the_bytes_of_simulation_though_a_site_is_killed(bed: Bed) 
     assert "merge.1@south" in bed.launch("status", "--run", "mesh").ok().out
 
 
+@pytest.mark.full
 def test_a_ring_gives_the_bytes_of_simulation(bed: Bed) -> None:
     write(bed, "ring", "rounds = 2")
     simulated = bed.launch("simulate", "--json").ok().json
@@ -97,6 +98,7 @@ def test_groups_give_the_bytes_of_simulation(bed: Bed) -> None:
     assert {site["bundle_sha256"] for site in done["sites"]} == {simulated["bundle_sha256"]}
 
 
+@pytest.mark.full
 def test_a_mesh_goes_on_without_a_site_that_stays_away(bed: Bed) -> None:
     """Last: one daemon stays dead. Who is left has the mean of who is left."""
     write(bed, "mesh", more=SKIP, epochs=6)

@@ -35,6 +35,7 @@ def test_a_run_with_a_site_that_cannot_be_called_gives_the_same_bytes(bed: Bed) 
     assert '"call-relayed"' in audited and '"site/clinic"' in audited
 
 
+@pytest.mark.full
 def test_a_site_that_no_operator_can_call_takes_part_with_a_plan_in_hand(bed: Bed) -> None:
     """The operator writes files, the site accepts its own, and the others are asked; the launcher never hears of it."""
     clinic = bed.sites["clinic"]

@@ -78,6 +78,7 @@ def test_a_launcher_may_die_or_detach_and_follow_again(bed: Bed, undisturbed: st
     assert (result["state"], result["bundle_sha256"]) == ("done", undisturbed)
 
 
+@pytest.mark.full
 def test_a_failed_step_is_tried_again_once_its_cause_is_gone(bed: Bed, undisturbed: str) -> None:
     folder, hidden = bed.root / "folder", bed.root / "hidden"
     with launched(bed, "repaired") as launcher:

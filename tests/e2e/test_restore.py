@@ -70,6 +70,7 @@ def a_run(bed: Bed, name: str, undisturbed: str) -> Iterator[IO[str]]:
         assert verify(site.state).problems == []
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_sender_that_forgot_what_it_sent_trains_again_and_changes_nothing(bed: Bed, undisturbed: str) -> None:
     middle, south = bed.sites["middle"], bed.sites["south"]

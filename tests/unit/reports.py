@@ -31,7 +31,7 @@ def make_report(
         "steps": tuple(
             StepReport(
                 step=step.id, kind=step.kind, state=states[step.id],
-                sha256=sha256 if states[step.id] == StepState.DONE and step.kind == StepKind.DELIVER else "",
+                sha256=sha256 if states[step.id] == StepState.DONE and step.kind != StepKind.EVALUATE else "",
                 size=70, result={}, started_at=0.0, ended_at=0.0,
             )
             for step in mine.steps

@@ -11,7 +11,7 @@ import pytest
 from chance import Choices
 from chaos import Policy, World
 from mishaps import Action
-from schedules import AGAIN, KINDS, Ending, problems, told, try_schedule
+from schedules import AGAIN, DAMAGED, KINDS, Ending, problems, told, try_schedule
 from stand_ins import RUN
 
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
@@ -463,7 +463,7 @@ def _tick(world: World) -> bool:
 # --- by chance ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *AGAIN])
+@pytest.mark.parametrize("kind", [*KINDS, *AGAIN, *DAMAGED])
 def test_schedules_by_chance(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)  # the schedule that is printed says more
     for seed in range(MORE_SEEDS if kind.startswith("chain") else SEEDS):

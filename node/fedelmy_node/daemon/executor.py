@@ -337,10 +337,9 @@ class Executor:
         record = self._journal.run(run)
         while record.state == RunState.RUNNING:
             take_words(self._journal, record, words := self._lookout.words(run))
-            if (lost := beyond_recall(record, words)) is not None:
+            if lost := beyond_recall(record, words) or self._leave_out(self._journal.run(run)):
                 self._fail_run(run, lost)
                 return
-            self._leave_out(self._journal.run(run))
             self._steps.queue(run)
             record = self._journal.run(run)
             for edge in to_send(record):
@@ -362,14 +361,15 @@ class Executor:
         if not record.state.is_over:
             self._absences.watch(record)
 
-    def _leave_out(self, record: RunRecord) -> None:
-        """Steps that the others went on without are not done any more."""
+    def _leave_out(self, record: RunRecord) -> RunError | None:
+        """Steps that the others went on without are not done any more; why the run cannot go on, if so."""
         run = record.slice.run
         while steps := useless(record, self._absences.given_up(record)):
             self._steps.stop(run, steps)
             into = [edge.id for edge in record.slice.edges_in if edge.target in steps]
             self._journal.leave_out(run, steps, into, "the others went on without it")
             record = self._journal.run(run)
+        return self._steps.review(record, self._absences.given_up(record))
 
     def _go_around(self, record: RunRecord) -> bool:
         """Take the ways around sites that were given up, or abort, as the plan says; whether any way was taken."""

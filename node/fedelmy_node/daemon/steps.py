@@ -6,17 +6,18 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from fedelmy_node.daemon.device import Assignment, Device
 from fedelmy_node.daemon.repair import Repairs
 from fedelmy_node.daemon.trainers import Failed, Finished, Message
-from fedelmy_node.daemon.ways import edges_after
+from fedelmy_node.daemon.ways import edges_after, impossible_again, made_in_vain
 from fedelmy_node.daemon.workspace import Workspace
 from fedelmy_node.domain.events import EventKind, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Step, StepKind
-from fedelmy_node.errors import FedelmyError, StoreError
+from fedelmy_node.errors import FedelmyError, RunError, StoreError
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
 
@@ -72,6 +73,17 @@ class Steps:
                     self._journal.set_step(run, step.id, StepState.QUEUED)
                     assignment = self._workspace.assignment(record, step)
                     self.device.submit(assignment, self._workspace.inputs(record, step))
+
+    def review(self, record: RunRecord, given_up: AbstractSet[SiteName]) -> RunError | None:
+        """Of the steps that are made again: those that nobody needs count as done; why the run fails, if one cannot."""
+        run = record.slice.run
+        for step in made_in_vain(record):
+            self.device.drop(run, step)
+            known = record.steps[step]
+            self._journal.finish_step(run, step, known.sha256, known.size, known.result)
+        if (lost := impossible_again(self._journal.run(run), given_up)) is None:
+            return None
+        return RunError("E-RUN-LOST", f"{lost} has to be done again, and no site hands over any more what it needs")
 
     def feed(self) -> None:
         """Let the next step begin, if the device is free."""

@@ -19,8 +19,8 @@ from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.store.records import RunRecord
 
 __all__ = [
-    "to_watch", "to_hear", "to_send", "ways_around", "dead_ends", "useless", "is_complete", "edges_after",
-    "state_for",
+    "to_watch", "to_hear", "to_send", "ways_around", "dead_ends", "useless", "made_in_vain", "impossible_again",
+    "is_complete", "edges_after", "state_for",
 ]  # fmt: skip
 
 _ENDED: Final = (StepState.DONE, StepState.SKIPPED)
@@ -33,7 +33,8 @@ def to_watch(record: RunRecord, absent: AbstractSet[SiteName]) -> set[SiteName]:
         if isinstance(way, Edge) and _sites(way) <= absent | _declined(record, way):
             found.add(way.sender)
     for edge in plan.edges_out:
-        if not record.is_over(edge.source) and (_is_used(record, edge) or _sites(edge) <= absent):
+        open_ended = record.edges[edge.id].state != EdgeState.SETTLED and not record.is_over(edge.source)
+        if open_ended and (_is_used(record, edge) or _sites(edge) <= absent):
             found.add(edge.receiver)
     return found
 
@@ -129,6 +130,33 @@ def useless(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
         if open_to_doubt and not _is_wanted(record, step, gone):
             gone.add(step.id)
     return sorted(step for step in gone if record.steps[step].state != StepState.SKIPPED) if len(gone) > before else []
+
+
+def made_in_vain(record: RunRecord) -> list[StepId]:
+    """The steps that are made again, because their output was damaged, and that nobody needs any more."""
+    found: set[StepId] = set()
+    for step in reversed(record.slice.ordered):
+        if not _is_made_again(record, step) or step.kind == StepKind.DELIVER or not record.is_over(step.id):
+            continue
+        users = [user.id for user in record.slice.users(step.id)]
+        users += (way.target for way in record.slice.shortcuts_from(step.id))
+        if all(user in found or record.steps[user].state in _ENDED for user in users):
+            found.add(step.id)
+    return sorted(found)
+
+
+def impossible_again(record: RunRecord, given_up: AbstractSet[SiteName]) -> StepId | None:
+    """A step that must be made again, and whose input nobody hands over any more."""
+    gone = {step for step, known in record.steps.items() if known.state == StepState.SKIPPED}
+    for step in record.slice.steps:
+        if _is_made_again(record, step) and any(_is_lost(record, step, need, given_up, gone) for need in step.needs):
+            return step.id
+    return None
+
+
+def _is_made_again(record: RunRecord, step: Step) -> bool:
+    known = record.steps[step.id]
+    return bool(known.sha256) and known.state in (StepState.WAITING, StepState.QUEUED, StepState.RUNNING)
 
 
 def _is_lost(

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Mapping
 
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
-from fedelmy_node.domain.names import SiteName, StepId
-from fedelmy_node.domain.plan import Edge, Shortcut, Step, StepKind
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.plan import Edge, Shortcut, StepKind
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.domain.transfer import Origin, Skip
 from fedelmy_node.errors import RunError
@@ -88,20 +88,10 @@ def repeat_lost(journal: Journal, record: RunRecord, site: SiteName, told: Neigh
 
 
 def beyond_recall(record: RunRecord, words: Mapping[SiteName, NeighbourState]) -> RunError | None:
-    """What this site had received and nobody hands over again: it came back from a backup, and the others were faster;
-    or a step must be made again because of damage, and the others have gone on without what it needs.
+    """What this site had received and nobody hands over again: it came back from a backup, and the others were faster.
 
     Who is done has handed over all that it does not call closed, and was told that it had arrived.
     """
-    for step in record.slice.steps:
-        known = record.steps[step.id]
-        if (
-            known.sha256
-            and known.state == StepState.WAITING
-            and any(_is_closed(record, step, need) for need in step.needs)
-        ):
-            message = f"{step.id} has to be done again, and no site hands over any more what it needs"
-            return RunError("E-RUN-LOST", message)
     for edge in record.slice.edges_in:
         told = words.get(edge.sender)
         if told is None or told.state != RunState.DONE or edge.skips or edge.id in told.closed + told.left_out:
@@ -112,8 +102,3 @@ def beyond_recall(record: RunRecord, words: Mapping[SiteName, NeighbourState]) -
             message = f"site {edge.sender} has finished this run, and does not hand over again what this site has lost"
             return RunError("E-RUN-LOST", message)
     return None
-
-
-def _is_closed(record: RunRecord, step: Step, need: StepId) -> bool:
-    ways = record.slice.ways_to(step.id, need)
-    return bool(ways) and all(record.edges[way.id].state == EdgeState.CLOSED for way in ways)
