@@ -34,13 +34,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e")
 from testbed import Bed, Site
 from witness import Seen, Witness, wait_until
 
+from fedelmy_launcher.plans import signed_slices
 from fedelmy_node import CONTRACT
 from fedelmy_node.bundles.manifest import TensorInfo
-from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.federation import InputFormat, ModelSpec, Recipe, StrategySpec, Task, Training
 from fedelmy_node.domain.names import Address, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Neighbour, Plan, Step, StepKind
+from fedelmy_node.identity import keystore
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared
@@ -229,14 +230,16 @@ def journal_plan(bed: Bed, plan: Plan, size: int) -> None:
 
     groups = {"model": {"weights": torch.ones(max(1, (size - 256) // 4))}}
     manifest: tuple[TensorInfo, ...] = manifest_of(groups)
+    slices = signed_slices(plan, keystore.load(bed.ca / "operator"))
     for name in map(SiteName, NAMES):
         layout = Layout(bed.sites[name].state)
         journal = Journal(layout.journal, name)
-        part = plan.slice_for(name)
+        signed = slices[name]
         journal.add_run(
             Prepared(
-                payload=canonical_json(part), slice=part, signature=b"", certificate=b"", operator="bench",
-                manifest=manifest, report={"bundle_bytes": bundle_bytes(groups)},
+                payload=signed.payload, slice=plan.slice_for(name), signature=signed.signature,
+                certificate=signed.certificate, operator="operator", manifest=manifest,
+                report={"bundle_bytes": bundle_bytes(groups)},
             )
         )  # fmt: skip
         if name == NAMES[0]:

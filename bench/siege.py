@@ -30,10 +30,10 @@ from fedelmy_launcher.plans import compile_plan
 from fedelmy_node.bundles.header import read_header
 from fedelmy_node.config.decode import canonical_json, decode
 from fedelmy_node.domain.federation import Federation
-from fedelmy_node.domain.names import Address, EdgeId, SiteName, StepId, run_id
+from fedelmy_node.domain.names import Address, EdgeId, SiteName, StepId, edge_ends, run_id
 from fedelmy_node.domain.plan import Edge, Neighbour, Slice, Step, StepKind
 from fedelmy_node.domain.reports import Signed
-from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
+from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Origin, Parcel
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.signing import Purpose, sign
 from fedelmy_node.rpc import convert
@@ -148,6 +148,7 @@ class Field:
         return Offer(
             run=RUN, edge=edge, size=self.bundle.stat().st_size, sha256=self.sha256, block_bytes=BLOCK_BYTES,
             wire_dtype="float32", manifest=read_header(self.bundle).manifest,
+            origin=Origin(contributors=(edge_ends(edge)[0] or StepId(""),)),
         )  # fmt: skip
 
     def hand_over(self) -> float:

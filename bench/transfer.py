@@ -176,9 +176,11 @@ def make_identities(root: Path) -> None:
 
 def header(size: int) -> bytes:
     """Of a bundle with one tensor, altogether of about `size` bytes."""
+    from fedelmy_node.bundles.metadata import KEY, metadata_text
+
     values = size // 4
-    entry = {"model/w": {"dtype": "F32", "shape": [values], "data_offsets": [0, 4 * values]}}
-    text = json.dumps(entry).encode()
+    entry = {"dtype": "F32", "shape": [values], "data_offsets": [0, 4 * values]}
+    text = json.dumps({"__metadata__": {KEY: metadata_text(["model"], {})}, "model/w": entry}).encode()
     return len(text).to_bytes(8, "little") + text
 
 

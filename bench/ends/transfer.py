@@ -31,8 +31,8 @@ from fedelmy_node.daemon.inbox import Inbox
 from fedelmy_node.daemon.peers import Peers
 from fedelmy_node.daemon.switchboard import Switchboard
 from fedelmy_node.domain.federation import Federation
-from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, run_id
-from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Parcel
+from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, run_id
+from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Origin, Parcel
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.live import LiveIdentity
 from fedelmy_node.rpc import endpoint, services
@@ -194,7 +194,7 @@ class Sender:
         manifest = read_header(path).manifest
         offer = Offer(
             run=RunId(run), edge=EDGE, size=path.stat().st_size, sha256=sha256, block_bytes=BLOCK_BYTES,
-            wire_dtype="float32", manifest=manifest,
+            wire_dtype="float32", manifest=manifest, origin=Origin(contributors=(StepId("train.1@north"),)),
         )  # fmt: skip
         began = time.perf_counter()
         if kind in ("ours", "pulled"):

@@ -97,7 +97,8 @@ class Sites:
             if site in self._clients:
                 return self._clients[site]
         if site not in self.addresses:  # others have spoken of it, and none of its neighbours has answered yet
-            raise PeerError("E-PEER-UNREACHABLE", f"no site that answers says where {site} is")
+            hint = "Name the federation file, or ask at a neighbour of that site with --at."
+            raise PeerError("E-PEER-UNREACHABLE", f"no site that answers knows the address of {site}", hint=hint)
         channel = open_channel(
             self.addresses[site],
             self.identity,

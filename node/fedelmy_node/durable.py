@@ -76,14 +76,23 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_intact(path: Path, sha256: str, what: str) -> None:
-    """Raise E-STORE-DAMAGED unless a file has the digest that it was journaled with; `what` names it."""
+def check_intact(path: Path, sha256: str, what: str, *, size: int | None = None) -> None:
+    """Raise E-STORE-DAMAGED unless a file has the digest that it was journaled with; `what` names it.
+
+    With `size`, that is all that is looked at. OSError: for now it cannot be read, which is no damage.
+    """
+    problem = ""
     try:
-        problem = "" if file_sha256(path) == sha256 else "has changed since it was written"
+        if size is not None:
+            problem = "" if path.stat().st_size == size else "has another size than it was written with"
+        elif file_sha256(path) != sha256:
+            problem = "has changed since it was written"
     except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EIO, errno.EISDIR, errno.ENOTDIR):
+            raise
         problem = f"cannot be read: {error.strerror}"
     if problem:
-        raise StoreError("E-STORE-DAMAGED", f"{what} on this site's disk {problem}", private=str(path))
+        raise StoreError("E-STORE-DAMAGED", f"{what} on this site's own disk {problem}", private=str(path))
 
 
 def cannot_write(path: Path, error: OSError) -> StoreError:

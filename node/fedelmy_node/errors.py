@@ -217,7 +217,7 @@ CATALOGUE: Final[Mapping[str, Entry]] = {
     "E-RUN-EXPIRED": Entry(RunError, "FAILED_PRECONDITION", "The run was prepared but never started: run the launcher again."),
     "E-RUN-SKIPPED": Entry(RunError, "FAILED_PRECONDITION", "Nothing to do: the run went on without a site that had been out of reach."),
     "E-RUN-UNFINISHED": Entry(RunError, "FAILED_PRECONDITION", "Wait until the run is done at this site."),
-    "E-RUN-LOST": Entry(RunError, "DATA_LOSS", "An old backup was restored: have the operator cancel the run; the other sites have its result."),
+    "E-RUN-LOST": Entry(RunError, "DATA_LOSS", "Have the operator cancel the run: this site has lost what it needs. If it is done elsewhere, the other sites have its result."),
     # training
     "E-TRAINING-CRASH": Entry(TrainingError, "INTERNAL", "The site's node log names the trainer's log; check memory and device."),
     "E-TRAINING-DIVERGED": Entry(TrainingError, "FAILED_PRECONDITION", "Lower the learning rate, or look for damaged samples."),

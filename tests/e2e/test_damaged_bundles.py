@@ -69,7 +69,6 @@ def test_a_damaged_input_is_received_again(bed: Bed, undisturbed: str) -> None:
     bed.sites["north"].node("runs", "prune", "--yes", "input").ok()
 
 
-@pytest.mark.full
 def test_a_damaged_output_is_made_again_before_it_is_sent(bed: Bed, undisturbed: str) -> None:
     north, south = bed.sites["north"], bed.sites["south"]
     with launched(bed, "output") as launcher:

@@ -176,7 +176,6 @@ def test_what_a_running_trainer_is_given(bed: Bed) -> None:
         assert core[4:6] == ["0", "0"]  # what is in memory is never written
 
 
-@pytest.mark.full
 def test_a_run_that_is_refused(bed: Bed) -> None:
     south = bed.sites["south"]
     settings = south.state / "site.toml"

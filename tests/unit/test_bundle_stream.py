@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedelmy_node.bundles.header import ITEM_BYTES, longest_header, parse_header
 from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.bundles.metadata import KEY, metadata_text
-from fedelmy_node.bundles.stream import StreamCheck, check_bundle
+from fedelmy_node.bundles.stream import MERGED_SAMPLES, TRAINED_SAMPLES, StreamCheck, check_bundle
 from fedelmy_node.errors import BundleError
 
 NONFINITE = {
@@ -125,3 +125,12 @@ def test_a_count_of_samples_must_be_one(block: int) -> None:
         assert by_stream(count(samples)[0], [block], count(samples)[1]) is None
     for samples in (-1, 2**53 + 1, -(2**63)):
         assert "cannot have been trained" in str(by_stream(count(samples)[0], [block], count(samples)[1]))
+
+
+def test_only_a_model_that_was_trained_since_the_last_merge_has_seen_samples() -> None:
+    for samples, allowed in ((0, MERGED_SAMPLES), (1, TRAINED_SAMPLES)):
+        bundle, manifest = count(samples)
+        StreamCheck(len(bundle), manifest, "", allowed).feed(bundle)
+        wrong, _ = count(1 - samples)
+        with pytest.raises(BundleError, match="cannot have been trained"):
+            StreamCheck(len(wrong), manifest, "", allowed).feed(wrong)

@@ -121,11 +121,12 @@ def test_a_fault_is_tried_again_and_the_edge_not_forgotten() -> None:
 @pytest.mark.parametrize(
     "spoil", [Path.unlink, lambda path: path.write_bytes(b"short"), lambda path: path.write_bytes(b"9" * 10)]
 )
+@pytest.mark.parametrize("code", ["E-TRANSFER-HASH", "E-BUNDLE-FORMAT", "E-BUNDLE-NONFINITE"])
 def test_our_own_damaged_file_is_named_and_not_the_receiver_blamed(
-    bundle: Path, spoil: Callable[[Path], object]
+    bundle: Path, spoil: Callable[[Path], object], code: str
 ) -> None:
     spoil(bundle)
-    told = carry(Link([error_from_code("E-TRANSFER-HASH", "not what was announced")] * 3))
+    told = carry(Link([error_from_code(code, "not what was announced")] * 3))
     assert isinstance(told[-1], Refused) and len(told) == 2
     assert told[-1].error.code == "E-STORE-DAMAGED"
     assert "own disk" in told[-1].error.message

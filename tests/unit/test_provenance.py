@@ -177,7 +177,7 @@ def test_a_site_that_was_made_up_is_not_looked_for() -> None:
     assert "ghost" not in {step.site for step in reported_run(SKIPS.run, known).steps}
     del known[SiteName("b")]  # one that is silent may know it
     assert "ghost" in {step.site for step in reported_run(SKIPS.run, known).steps}
-    with Sites(None, None) as sites, pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*where ghost is"):
+    with Sites(None, None) as sites, pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*the address of ghost"):
         sites.client(SiteName("ghost"))
 
 

@@ -1,7 +1,9 @@
 """What a site does with a result, whatever type its floats travelled in."""
 
 import dataclasses
+import os
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from small_recipes import job, recipe
@@ -10,6 +12,7 @@ from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.reports import ResultModel
+from fedelmy_node.errors import StoreError
 from fedelmy_node.training.bundle import read_bundle
 from fedelmy_node.training.step import load, run
 from fedelmy_node.training.use import evaluate_model, export_model, load_model
@@ -31,3 +34,12 @@ def test_an_exported_model_is_float32(tmp_path):
     state = load_model(tmp_path / "model").module.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in exported.items())
     assert evaluate_model(found, None)["samples"] == 179
+    with (tmp_path / "bundle").open("r+b") as file:  # after the node has looked
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    for use in (lambda: export_model(found, tmp_path / "other"), lambda: evaluate_model(found, None)):
+        with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
+            use()
+    assert not (tmp_path / "other").exists()

@@ -1,7 +1,7 @@
 """Whether a bundle may be used: well-formed, of the agreed shape and metadata, finite.
 
 One check for a bundle that arrives, before a receipt is given, and for one that a trainer reads from the disk: what
-passes the first passes the second.
+passes the first passes the second. How far it is from the initial model, if a site limits that, only the trainer sees.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from fedelmy_node.bundles.manifest import SAMPLES, SEEN_GROUP, TensorInfo
 from fedelmy_node.bundles.metadata import check_metadata
 from fedelmy_node.errors import BundleError, StoreError
 
-__all__ = ["StreamCheck", "check_bundle"]
+__all__ = ["StreamCheck", "check_bundle", "ANY_SAMPLES", "TRAINED_SAMPLES", "MERGED_SAMPLES"]
 
 _READ_BYTES: Final = 1 << 20
 _SEEN: Final = f"{SEEN_GROUP}/{SAMPLES}"
-_MOST_SAMPLES: Final = 2**53
+ANY_SAMPLES: Final = range(2**53 + 1)
+TRAINED_SAMPLES: Final = range(1, 2**53 + 1)
+MERGED_SAMPLES: Final = range(1)
+"""A merge begins to count anew."""
 
 
 def check_bundle(path: Path, manifest: Sequence[TensorInfo], metadata: str) -> None:
@@ -56,10 +59,14 @@ class StreamCheck:
     whatever the size of bundle and tensors.
     """
 
-    def __init__(self, file_bytes: int, manifest: Sequence[TensorInfo], metadata: str) -> None:
+    def __init__(
+        self, file_bytes: int, manifest: Sequence[TensorInfo], metadata: str, samples: range = ANY_SAMPLES
+    ) -> None:
+        """`samples`: how many the model can say it was trained on since the last merge."""
         self._file_bytes = file_bytes
         self._expected = manifest
         self._metadata = metadata
+        self._samples = samples
         self._longest = longest_header(manifest)
         self._position = 0
         self._head = bytearray()
@@ -128,7 +135,7 @@ class StreamCheck:
     def _look_at_values(self, values: bytes | memoryview, tensor: _Values) -> None:
         if tensor.name == _SEEN:
             seen = int.from_bytes(values, "little", signed=True)
-            if not 0 <= seen <= _MOST_SAMPLES:
+            if seen not in self._samples:
                 raise BundleError("E-BUNDLE-FORMAT", f"a model cannot have been trained on {seen} samples")
             return
         exponents = self._exponents = self._exponents or Exponents()

@@ -32,13 +32,14 @@ def repair(
 ) -> int:
     """Say what is wrong with this site's journal, and what is lost without it; --give-up goes on without it.
 
-    Nothing is changed without --give-up. A backup is better, if there is one: `fedelmy-node restore`. The node must not
-    run.
+    Nothing is changed without --give-up. A backup is better, if there is one: `fedelmy-node restore`. Stop the node
+    first.
 
-    With --give-up, this site forgets the runs that are damaged; if the journal as a whole is, all of them. Journal and
-    files of these runs are moved to a directory in the state directory, results among them; key, certificate, settings
-    and audit log stay. Neighbours that wait for a run which this site has forgotten do what the plan says of sites that
-    are out of reach, unless the operator repeats the command that made it.
+    With --give-up, this site forgets the runs that are damaged; if the journal as a whole is damaged, all of them; if
+    only its newest entries are lost, the runs stay in an older state. Journal and files of these runs are moved to a
+    directory in the state directory, results among them; key, certificate, settings and audit log stay. Neighbours that
+    wait for a run which this site has forgotten do what the plan says of sites that are out of reach, unless the
+    operator repeats the command that made it.
 
     Exit code 0: whole, or repaired; 7: damaged.
 
@@ -70,7 +71,7 @@ def repair(
     aside = None
     if found.damages and give_up:
         if not yes:
-            click.confirm("Go on without it?", abort=True)
+            click.confirm("Give up what is damaged?", abort=True)
         lock = StateLock(layout)
         record_locally(state, "journal-given-up", lost=len(found.lost), kept=len(found.kept))
         aside = put_aside(layout, found)
@@ -106,13 +107,15 @@ def _show(found: Diagnosis) -> None:
         private = f" ({damage.private})" if damage.private else ""
         click.echo(f"  {clean(damage.message + private, 1000)}")
     if found.lost:
-        click.echo("Without what is damaged this site forgets")
+        click.echo("If you give up what is damaged, this site forgets these runs:")
     for lost in found.lost:
         files = "; its files are kept aside" if lost.has_files else ""
         click.echo(f"  {clean(lost.run, 100):<40} {clean(lost.state, 20)}{files}")
     if found.is_old and found.kept:
-        click.echo("What was committed last is lost. These runs go on from an older state, as after a restore:")
+        click.echo(
+            "What was committed last may be lost. These runs stay, perhaps in an older state, as after a restore:"
+        )
         for run in found.kept:
             click.echo(f"  {clean(run, 100)}")
     else:
-        click.echo(f"It keeps {len(found.kept)} runs, its identity, its settings and its audit log.")
+        click.echo(f"This site keeps {len(found.kept)} runs, its identity, its settings and its audit log.")

@@ -17,8 +17,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from fedelmy_node.bundles.stream import StreamCheck
-from fedelmy_node.domain.plan import Edge
+from fedelmy_node.bundles.stream import ANY_SAMPLES, MERGED_SAMPLES, TRAINED_SAMPLES, StreamCheck
+from fedelmy_node.domain.plan import Edge, StepKind
+from fedelmy_node.domain.steps import kind_of
 from fedelmy_node.domain.transfer import Block, Offer
 from fedelmy_node.durable import cannot_write, publish
 from fedelmy_node.errors import BundleError, PeerError, TransferError
@@ -44,6 +45,13 @@ def remove_others(target: Path, offer: Offer) -> None:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise cannot_write(path, error) from error
+
+
+def _samples(edge: Edge) -> range:
+    """How many samples a bundle on an edge can say it was trained on since the last merge, if it says so."""
+    known = {StepKind.TRAIN: TRAINED_SAMPLES, StepKind.MERGE: MERGED_SAMPLES}
+    kind = kind_of(edge.source)
+    return known.get(kind, ANY_SAMPLES) if kind else ANY_SAMPLES
 
 
 class Arrival:
@@ -74,7 +82,8 @@ class Arrival:
     def _start_over(self) -> None:
         self._next = 0
         self._digest = hashlib.sha256()
-        self._check = StreamCheck(self.offer.size, self._prepared.manifest, self._prepared.metadata)
+        expected = self._prepared
+        self._check = StreamCheck(self.offer.size, expected.manifest, expected.metadata, _samples(self.edge))
         self._doubted = False
         """Whether a digest that does not fit may be the fault of what is on the disk."""
 

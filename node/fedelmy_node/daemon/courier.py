@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 import threading
@@ -14,6 +13,7 @@ from typing import Final, Protocol
 from fedelmy_node.daemon.turns import Turns
 from fedelmy_node.domain.plan import Edge
 from fedelmy_node.domain.transfer import SMALLEST_BLOCK_BYTES, Parcel, Receipt
+from fedelmy_node.durable import check_intact
 from fedelmy_node.errors import (
     BundleError,
     ConsentError,
@@ -160,17 +160,14 @@ class Courier:
 
     def _damage(self, *, look_inside: bool = False) -> _DamageError | None:
         """What is wrong with our own file: gone, of another size or, where that is in doubt, of another digest."""
-        path, offer, problem = self._parcel.path, self._parcel.offer, ""
+        offer = self._parcel.offer
         try:
-            if path.stat().st_size != offer.size:
-                problem = "has another size than it was written with"
-            elif look_inside:
-                with path.open("rb") as file:
-                    intact = hashlib.file_digest(file, "sha256").hexdigest() == offer.sha256
-                problem = "" if intact else "has changed since it was written"
-        except OSError as error:
-            problem = f"cannot be read: {error.strerror}"
-        return _DamageError("E-STORE-DAMAGED", f"the bundle on this site's own disk {problem}") if problem else None
+            check_intact(self._parcel.path, offer.sha256, "the bundle", size=None if look_inside else offer.size)
+        except StoreError as error:
+            return _DamageError(error.code, error.message, private=error.private)
+        except OSError:
+            pass  # trying to send it will tell
+        return None
 
     def _attempt(self) -> Receipt | FedelmyError:
         """One try on a connection of its own, so that no other hand-over can break it."""
@@ -181,7 +178,9 @@ class Courier:
             finally:
                 carrier.close()
         except FedelmyError as error:
-            doubtful = error.code in ("E-STORE-DAMAGED", "E-TRANSFER-HASH", "E-PEER-PROTOCOL")
+            # Also what a receiver says of the bundle: the file may have been damaged since it was written.
+            codes = ("E-STORE-DAMAGED", "E-TRANSFER-HASH", "E-PEER-PROTOCOL")
+            doubtful = isinstance(error, BundleError) or error.code in codes
             return (self._damage(look_inside=True) if doubtful else None) or error
         except Exception:  # an edge must not be forgotten because of a fault
             extra = {"run": self._parcel.offer.run, "step": self.edge.source}

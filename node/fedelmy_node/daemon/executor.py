@@ -361,7 +361,7 @@ class Executor:
         if not record.state.is_over:
             self._absences.watch(record)
 
-    def _leave_out(self, record: RunRecord) -> RunError | None:
+    def _leave_out(self, record: RunRecord) -> FedelmyError | None:
         """Steps that the others went on without are not done any more; why the run cannot go on, if so."""
         run = record.slice.run
         while steps := useless(record, self._absences.given_up(record)):

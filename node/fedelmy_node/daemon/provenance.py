@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Final
 
+from fedelmy_node.domain.events import StepState
 from fedelmy_node.domain.names import StepId, site_of
 from fedelmy_node.domain.plan import MAX_STEPS, Edge, StepKind
 from fedelmy_node.domain.steps import kind_of
@@ -39,7 +40,7 @@ def check_origin(record: RunRecord, edge: Edge, origin: Origin) -> None:
     for step in skipped:
         _check_may_be_skipped(record, edge, step)
     for step in origin.contributors:
-        _check_begun(record, step)
+        _check_begun(record, edge, step)
     _check_room(record, edge, origin)
 
 
@@ -55,12 +56,14 @@ def _check_may_be_skipped(record: RunRecord, edge: Edge, step: StepId) -> None:
         raise _false(edge, f"it says that {step} was left out, and by the plan {site_of(step)} may not be skipped")
 
 
-def _check_begun(record: RunRecord, step: StepId) -> None:
+def _check_begun(record: RunRecord, edge: Edge, step: StepId) -> None:
     """Work of this site is in no bundle before it was begun here; after a restore it may have to be done again."""
     known = record.steps.get(step)
     if known is None:
         return
-    if record.slice.step(step).kind != StepKind.TRAIN or not known.started_at:
+    if record.slice.step(step).kind != StepKind.TRAIN:
+        raise _false(edge, f"it names {step} as having trained the model")
+    if not known.started_at and known.state != StepState.DONE:
         message = f"the offer says that {step} is in its bundle, and this site has not done it"
         raise TransferError("E-TRANSFER-SEQUENCE", message)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fedelmy_node.daemon.workspace import Workspace
-from fedelmy_node.domain.events import EdgeState, EventKind, StepState
+from fedelmy_node.domain.events import EdgeState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, StepId
 from fedelmy_node.domain.plan import Edge, Step, StepKind
 from fedelmy_node.errors import BundleError, FedelmyError, StoreError
@@ -36,8 +36,6 @@ class _Place:
     edge: Edge | None
     step: StepId
     """The step that made it; of an edge, the step that it was received for."""
-    passed: tuple[StepId, ...] = ()
-    """The deliver steps whose output it is, too."""
 
 
 class Repairs:
@@ -66,12 +64,19 @@ class Repairs:
         return place is None or self._mend(record, step, place, error)
 
     def check_again(self, record: RunRecord, step: StepId, sha256: str) -> None:
-        """A step is about to be done. If it was before, others may use its first output: then it must be the same."""
+        """A step is about to be done. If it was before, its first output may be in use: then it must be the same."""
         before = record.steps[step].sha256
-        used = [edge for edge in record.slice.edges_from(step) if record.edges[edge.id].state in _USED]
-        if before and before != sha256 and used:
-            message = f"{step} was made again and is not what site {used[0].receiver} has of it"
+        if before and before != sha256 and (user := _user(record, step)):
+            message = (
+                f"{step} was made again and differs from what {user} has of it, as it may on a GPU or with another"
+                " torch; restore a backup of this site, or have the operator cancel the run"
+            )
             raise StoreError("E-STORE-DAMAGED", message)
+
+    def forget(self, run: RunId) -> None:
+        """A person has seen to a run, or it is over: attempts are counted anew."""
+        self._tried = Counter({key: count for key, count in self._tried.items() if key[0] != run})
+        self._refused = {key for key in self._refused if key[0] != run}
 
     def _mend(self, record: RunRecord, step: StepId, place: _Place, error: FedelmyError) -> bool:
         run, damaged = record.slice.run, isinstance(error, StoreError)
@@ -94,16 +99,15 @@ class Repairs:
             return False
         note = {"code": error.code, "message": f"{error.message}; {then}"}
         logger.warning("%s", note["message"], extra={"run": run, "step": step, "private": error.private})
-        self._journal.record(run, step, EventKind.WARNING, note)
         if place.edge is None:
-            self._journal.set_step(run, place.step, StepState.WAITING)
+            self._journal.reopen(run, step, (), (place.step, *_passed_on(record, place.step)), note)
         else:
-            self._workspace.received(run, place.edge).unlink(missing_ok=True)
             # The other ways to the same need, too: they were closed when the bundle came, and its sender may be gone.
             ways = record.slice.ways_to(place.edge.target, place.edge.need)
-            self._journal.set_edges(run, [way.id for way in ways], EdgeState.WAITING)
-        for passed in place.passed:
-            self._journal.set_step(run, passed, StepState.WAITING)
+            target = [place.step] if record.steps[place.step].state == StepState.DONE else []
+            passed = [*target, *_passed_on(record, place.step)] if _is_deliver(record, place.step) else []
+            self._journal.reopen(run, step, [way.id for way in ways], passed, note)
+            self._workspace.received(run, place.edge).unlink(missing_ok=True)
         return True
 
     def _place(self, record: RunRecord, step: StepId, need: StepId) -> _Place | None:
@@ -114,15 +118,46 @@ class Repairs:
         return _Place(way, step) if isinstance(way, Edge) else None
 
     def _place_of_output(self, record: RunRecord, step: StepId) -> _Place | None:
-        passed: list[StepId] = []
         while record.steps[step].state == StepState.DONE:
-            known = record.slice.step(step)
-            if known.kind != StepKind.DELIVER:
-                return _Place(None, step, tuple(passed))
-            passed.append(step)
-            (need,) = known.needs
+            if not _is_deliver(record, step):
+                return _Place(None, step)
+            (need,) = record.slice.step(step).needs
             source, way = record.given_by(step, need), record.way(step, need)
             if source is None:
-                return _Place(way, step, tuple(passed)) if isinstance(way, Edge) else None
+                return _Place(way, step) if isinstance(way, Edge) else None
             step = source
         return None
+
+
+def _user(record: RunRecord, step: StepId) -> str:
+    """A site, or a step of this site, that has used what a step gave, or what deliver steps passed on; or nobody."""
+    for carrier in [step, *_passed_on(record, step, done=False)]:
+        for edge in record.slice.edges_from(carrier):
+            if record.edges[edge.id].state in _USED:
+                return f"site {edge.receiver}"
+        for user in _users(record, carrier):
+            if record.steps[user].state == StepState.DONE and not _is_deliver(record, user):
+                return user
+    return ""
+
+
+def _passed_on(record: RunRecord, step: StepId, *, done: bool = True) -> list[StepId]:
+    """The deliver steps of this site that give the output of a step as their own: those that are done, or all."""
+    found: list[StepId] = []
+    behind = [step]
+    while behind:
+        for user in _users(record, behind.pop()):
+            if _is_deliver(record, user) and (record.steps[user].state == StepState.DONE or not done):
+                found.append(user)
+                behind.append(user)
+    return found
+
+
+def _users(record: RunRecord, step: StepId) -> list[StepId]:
+    """The steps of this site that are given the output of a step, be it by a shortcut."""
+    shortcuts = (way for way in record.slice.shortcuts_from(step) if record.way(way.target, way.need) == way)
+    return [*(user.id for user in record.slice.users(step)), *(way.target for way in shortcuts)]
+
+
+def _is_deliver(record: RunRecord, step: StepId) -> bool:
+    return record.slice.step(step).kind == StepKind.DELIVER

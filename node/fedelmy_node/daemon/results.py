@@ -20,7 +20,10 @@ __all__ = ["Results"]
 
 logger = logging.getLogger(__name__)
 
-_HINT = "Restore the file from a backup, or export the model at another site of the run: all have the same."
+_HINT = (
+    "Take the file from a backup, or export the model at another site that has the same result"
+    " (`fedelmy-launch status` says where results differ)."
+)
 
 
 class Results:

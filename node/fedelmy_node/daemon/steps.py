@@ -19,7 +19,7 @@ from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Step, StepKind
 from fedelmy_node.errors import FedelmyError, RunError, StoreError
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import RunRecord
+from fedelmy_node.store.records import EdgeRecord, RunRecord, StepRecord
 
 __all__ = ["Steps"]
 
@@ -74,16 +74,24 @@ class Steps:
                     assignment = self._workspace.assignment(record, step)
                     self.device.submit(assignment, self._workspace.inputs(record, step))
 
-    def review(self, record: RunRecord, given_up: AbstractSet[SiteName]) -> RunError | None:
+    def review(self, record: RunRecord, given_up: AbstractSet[SiteName]) -> FedelmyError | None:
         """Of the steps that are made again: those that nobody needs count as done; why the run fails, if one cannot."""
         run = record.slice.run
         for step in made_in_vain(record):
             self.device.drop(run, step)
             known = record.steps[step]
             self._journal.finish_step(run, step, known.sha256, known.size, known.result)
-        if (lost := impossible_again(self._journal.run(run), given_up)) is None:
+        record = self._journal.run(run)
+        for deliver in record.slice.steps:
+            waits = deliver.kind == StepKind.DELIVER and record.steps[deliver.id].state == StepState.WAITING
+            if waits and record.has_inputs(deliver):
+                try:
+                    self.repairs.check_again(record, deliver.id, _given(record, deliver).sha256)
+                except StoreError as error:
+                    return error
+        if (lost := impossible_again(record, given_up)) is None:
             return None
-        return RunError("E-RUN-LOST", f"{lost} has to be done again, and no site hands over any more what it needs")
+        return RunError("E-RUN-LOST", f"{lost} has to be done again, but no site can hand over its input any more")
 
     def feed(self) -> None:
         """Let the next step begin, if the device is free."""
@@ -114,6 +122,7 @@ class Steps:
     def drop(self, run: RunId) -> None:
         """Stop whatever is under way for a run."""
         self.device.drop(run)
+        self.repairs.forget(run)
         self._near = frozenset(key for key in self._near if key[0] != run)
         self._resting = {key: due for key, due in self._resting.items() if key[0] != run}
         self._crashes = Counter({key: count for key, count in self._crashes.items() if key[0] != run})
@@ -136,10 +145,7 @@ class Steps:
 
     def _pass_on(self, record: RunRecord, step: Step) -> None:
         """A deliver step's output is its input."""
-        (need,) = step.needs
-        source, way = record.source(step.id, need), record.way(step.id, need)
-        known = record.steps[source] if source else record.edges[way.id] if way else None
-        assert known is not None, "a deliver step that has its inputs has one"
+        known = _given(record, step)
         self._journal.finish_step(record.slice.run, step.id, known.sha256, known.size, {})
 
     def _trainer_said(self, assignment: Assignment, message: Message) -> None:
@@ -208,3 +214,12 @@ class Steps:
         for step in record.slice.steps:
             if assignment.step.id in step.needs:
                 self.warm_up(record, step)
+
+
+def _given(record: RunRecord, deliver: Step) -> StepRecord | EdgeRecord:
+    """What a deliver step that has its input was given."""
+    (need,) = deliver.needs
+    source, way = record.source(deliver.id, need), record.way(deliver.id, need)
+    known = record.steps[source] if source else record.edges[way.id] if way else None
+    assert known is not None, "a deliver step that has its inputs has one"
+    return known

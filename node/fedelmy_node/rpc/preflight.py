@@ -339,7 +339,7 @@ def _outside_dates(address: Address, code: int, shown: Sequence[x509.Certificate
     dates = f", it ended on {_minute(ends)} UTC" if ends < now else dates
     if code == _NOT_YET_VALID:
         return _wrong_clock(f"{whose} {_EXPIRED_CODES[code]}{dates}", now)
-    message = f"{whose} {_EXPIRED_CODES[code]}{dates}; this machine's clock says {_minute(now)}"
+    message = f"{whose} {_EXPIRED_CODES[code]}{dates}; this machine's clock says {_minute(now)} UTC"
     hint = f"Have a new certificate signed there; or, if it is the clock here that is wrong: {_SET_CLOCK}"
     return IdentityError("E-IDENTITY-EXPIRED", message, hint=hint)
 
@@ -347,7 +347,7 @@ def _outside_dates(address: Address, code: int, shown: Sequence[x509.Certificate
 def _wrong_clock(message: str, now: datetime) -> IdentityError:
     """Whoever signed it had a clock that was ahead of ours: most likely it is ours that is behind."""
     hint = f"The clock here seems to be behind: {_SET_CLOCK} If it is right, that of the CA was ahead: sign again."
-    return IdentityError("E-IDENTITY-EXPIRED", f"{message}; this machine's clock says {_minute(now)}", hint=hint)
+    return IdentityError("E-IDENTITY-EXPIRED", f"{message}; this machine's clock says {_minute(now)} UTC", hint=hint)
 
 
 def _refuses_us(address: Address, identity: Identity) -> IdentityError:
@@ -357,7 +357,7 @@ def _refuses_us(address: Address, identity: Identity) -> IdentityError:
     message += f" until {_minute(ends)} UTC)"
     hint = "Compare ca.pem and the clocks of both ends; the log there says nothing of refused handshakes."
     if min(now - begins, ends - now) < _NEAR:
-        message += f"; this machine's clock says {_minute(now)}"
+        message += f"; this machine's clock says {_minute(now)} UTC"
         there, here = ("behind", "ahead") if now - begins < _NEAR else ("ahead", "behind")
         hint = (
             f"Look at the clocks first (`date -u` at both ends): one that is {there} there, or {here} here, "

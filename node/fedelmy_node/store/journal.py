@@ -264,6 +264,17 @@ class Journal:
         with self._change():
             self._set_edges(run, edges, state)
 
+    def reopen(
+        self, run: RunId, about: StepId, edges: Iterable[EdgeId], steps: Iterable[StepId], data: Mapping[str, Any]
+    ) -> None:
+        """A bundle is damaged: what has to be received or made again waits again, all of it at once."""
+        with self._change():
+            self._event(run, about, EventKind.WARNING, data)
+            self._set_edges(run, edges, EdgeState.WAITING)
+            for step in steps:
+                self._db.execute("UPDATE steps SET state = 'waiting' WHERE run = ? AND step = ?", (run, step))
+                self._event(run, step, EventKind.STEP, {"state": StepState.WAITING})
+
     def _set_edges(self, run: RunId, edges: Iterable[EdgeId], state: EdgeState) -> None:
         rows = [(state.value, run, edge) for edge in edges]
         # A bundle may have been acknowledged a moment ago, on another thread.

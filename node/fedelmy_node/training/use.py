@@ -18,11 +18,11 @@ from fedelmy_node.config.decode import canonical_json, decode
 from fedelmy_node.config.strict_json import parse_json
 from fedelmy_node.domain.federation import ModelSpec, Recipe, Task
 from fedelmy_node.domain.reports import ResultModel
-from fedelmy_node.durable import replacing
+from fedelmy_node.durable import check_intact, replacing
 from fedelmy_node.errors import BundleError, DataError
 from fedelmy_node.training.arrivals import MODEL_GROUP
 from fedelmy_node.training.batches import eval_batches, normalised
-from fedelmy_node.training.bundle import read_bundle
+from fedelmy_node.training.bundle import Groups, read_bundle
 from fedelmy_node.training.data import parse_source
 from fedelmy_node.training.data.convert import to_input, unit_float
 from fedelmy_node.training.data.imagefile import read_image
@@ -73,7 +73,7 @@ def load_model(file: Path | str, *, code: Collection[str] = ()) -> TrainedModel:
 def export_model(found: ResultModel, out: Path) -> None:
     """A plain state dict, with all that is needed to build the model again in its metadata."""
     recipe = _recipe(found)
-    state = read_bundle(Path(found.path))[MODEL_GROUP]
+    state = _bundle(found)[MODEL_GROUP]
     description = {"model": recipe.model.name, "task": recipe.task, "run": found.run, "bundle_sha256": found.sha256}
     # Whatever floats travelled as, other software expects float32.
     floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
@@ -131,9 +131,16 @@ def _recipe(found: ResultModel) -> Recipe:
     return decode(Recipe, json.loads(found.recipe))
 
 
+def _bundle(found: ResultModel) -> Groups:
+    """As the node has journaled it: the file may have been damaged since the node looked."""
+    path = Path(found.path)
+    check_intact(path, found.sha256, f"the result of run {found.run}")
+    return read_bundle(path)
+
+
 def _result(found: ResultModel) -> TrainedModel:
     recipe = _recipe(found)
-    state = read_bundle(Path(found.path))[MODEL_GROUP]
+    state = _bundle(found)[MODEL_GROUP]
     return _trained(recipe.model, recipe.task, state, (recipe.model.name,))
 
 
