@@ -1,4 +1,4 @@
-"""What operators order, and who signed it: plans are read by `store.records`, cancels here."""
+"""What operators order, and who signed it: plans are read by `config.plan_file`, cancels here."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.site import SiteConfig
@@ -20,7 +21,7 @@ __all__ = ["Results"]
 
 logger = logging.getLogger(__name__)
 
-_HINT = (
+_HINT: Final = (
     "Take the file from a backup, or export the model at another site that has the same result"
     " (`fedelmy-launch status` says where results differ)."
 )
