@@ -84,7 +84,7 @@ class Stage:
         """What is left of a run that is over is its result, at every site."""
         for name, site in self._bed.bed.sites.items():
             directory = site.state / "runs" / file_stem(snapshot.run)
-            wait_until(lambda of=directory: not any(of.glob("steps/*/checkpoints")), "tidy site")
+            wait_until(lambda of=directory: _is_tidy(of), "tidy site")
             found = [hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.rglob("*.safetensors")]
             if found != [self._bed.undisturbed]:
                 return End(verdict="WRONG", why=f"{name} has {found}, undisturbed it is {self._bed.undisturbed}")
@@ -123,3 +123,8 @@ def _said(text: str) -> tuple[str, str]:
 def _judged(exit_code: int, code: str, text: str) -> End:
     clear = exit_code > 0 and code in CATALOGUE and code != "E-INTERNAL"
     return End(verdict="refused" if clear else "WRONG", why=f"exit code {exit_code}, {code or 'no code'}: {text}")
+
+
+def _is_tidy(directory: Path) -> bool:
+    """A run is done before its files are removed, all but the result."""
+    return len(list(directory.rglob("*.safetensors"))) == 1 and not any(directory.glob("steps/*/checkpoints"))
