@@ -28,19 +28,19 @@ test: $(VENV)/.installed  ## unit, integration and end-to-end tests, but for the
 
 e2e: $(VENV)/.installed  ## the tests that start real daemons, then every process killed at every moment, then bits flipped on the disk
 	$(PYTEST) tests/e2e
-	$(PYTEST) -m full tests/unit tests/integration
-	$(BIN)/python tests/e2e/kill_matrix.py
-	$(BIN)/python tests/e2e/kill_matrix.py --pull
-	$(BIN)/python tests/e2e/flip_bits.py
+	$(PYTEST) -m full tests --ignore tests/e2e
+	$(BIN)/python -m tests.e2e.kill_matrix
+	$(BIN)/python -m tests.e2e.kill_matrix --pull
+	$(BIN)/python -m tests.e2e.flip_bits
 
 e2e-containers: $(VENV)/.installed  ## docker-compose.yml to its end, also with a site killed and one cut off; skips without an engine
-	$(BIN)/python tests/e2e/containers.py
+	$(BIN)/python -m tests.e2e.containers
 
 soak: $(VENV)/.installed  ## 50 schedules of random faults on real daemons, a quarter of an hour
-	$(BIN)/python tests/e2e/soak.py --schedules 50 --seed 0 --json
+	$(BIN)/python -m tests.e2e.soak --schedules 50 --seed 0 --json
 
 fuzz: $(VENV)/.installed  ## every decoder that faces the network, with more than 100,000 hostile inputs
-	$(BIN)/python tests/fuzz/run.py
+	$(BIN)/python -m tests.fuzz.run
 
 check: $(VENV)/.installed  ## style, types, and that the generated code is up to date
 	$(BIN)/ruff check .
@@ -54,7 +54,7 @@ proto: $(VENV)/.installed  ## generate the Python code of the wire contract
 	$(BIN)/python proto/generate.py
 
 bench: $(VENV)/.installed  ## every benchmark, one after the other
-	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	for file in bench/[a-z]*.py; do echo "== $$file"; $(BIN)/python -m bench.$$(basename $$file .py) || exit 1; done
 
 screenshots: $(VENV)/.installed  ## docs/images: report and dashboard of a real run, in Chromium
 	$(BIN)/python docs/screenshots.py

@@ -1,4 +1,5 @@
-"""What a hand-over costs beyond moving the bytes: between two real nodes over mutual TLS on loopback.
+"""What a hand-over costs beyond moving the bytes: between two real nodes over mutual TLS on
+loopback.
 
     python bench/handover.py [--json] [--only training|relay] [--sizes BYTES,...]
 
@@ -21,7 +22,6 @@ import json
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,22 +29,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.e2e.support.testbed import Bed, Site
+from tests.e2e.support.witness import Seen, Witness, wait_until
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
-from testbed import Bed, Site
-from witness import Seen, Witness, wait_until
-
-from fedelmy_launcher.plans import signed_slices
+from fedelmy_launcher.plans.compiler import signed_slices
 from fedelmy_node import CONTRACT
-from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.domain.artifact import TensorInfo
 from fedelmy_node.domain.events import RunState
-from fedelmy_node.domain.federation import InputFormat, ModelSpec, Recipe, StrategySpec, Task, Training
+from fedelmy_node.domain.federation import (
+    InputFormat,
+    ModelSpec,
+    Recipe,
+    StrategySpec,
+    Task,
+    Training,
+)
 from fedelmy_node.domain.names import Address, RunId, SiteName, StepId
-from fedelmy_node.domain.plan import Neighbour, Plan, Step, StepKind
+from fedelmy_node.domain.plan import Neighbour, Plan
+from fedelmy_node.domain.plan_steps import Step, StepKind
 from fedelmy_node.identity import keystore
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared
+from fedelmy_node.store.state_directory import Layout
 
 NAMES = ("north", "south")
 SIZES = (4 << 10, 45_000_000, 1 << 30)
@@ -77,10 +83,16 @@ warmup_epochs = 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--only", choices=("training", "relay"))
-    parser.add_argument("--sizes", help="of the relayed bundles, in bytes", default=",".join(map(str, SIZES)))
+    parser.add_argument(
+        "--sizes", help="of the relayed bundles, in bytes", default=",".join(map(str, SIZES))
+    )
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
     training = measure_training() if options.only != "relay" else None
@@ -89,7 +101,11 @@ def main() -> None:
     relay = [measure_relay(size) for size in sizes] if options.only != "training" else []
     show_relay(relay)
     if options.json:
-        print(json.dumps({"bench": "handover", "targets": TARGETS, "training": training, "relay": relay}))
+        print(
+            json.dumps(
+                {"bench": "handover", "targets": TARGETS, "training": training, "relay": relay}
+            )
+        )
 
 
 @contextlib.contextmanager
@@ -106,12 +122,15 @@ def provisioned() -> Iterator[Bed]:
 
 def start(bed: Bed, site: Site) -> None:
     """Each with the other as its peer, where that one is known to be."""
-    peers = [f"--peer={name}={other.address}" for name, other in bed.sites.items() if other is not site]
+    peers = [
+        f"--peer={name}={other.address}" for name, other in bed.sites.items() if other is not site
+    ]
     known = [peer for peer in peers if not peer.endswith("=")]
     site.start(*known, data=f"npz:{site.name}.npz", listen=site.address or "127.0.0.1:0")
 
 
-# --- training ---------------------------------------------------------------------------------------------
+# --- training
+# ---------------------------------------------------------------------------------------------
 
 
 def measure_training() -> dict[str, Any]:
@@ -124,7 +143,8 @@ def measure_training() -> dict[str, Any]:
         for name in reversed(NAMES):
             start(bed, bed.sites[name])
         sites = "".join(
-            f'\n[[sites]]\nname = "{name}"\naddress = "{site.address}"\n' for name, site in bed.sites.items()
+            f'\n[[sites]]\nname = "{name}"\naddress = "{site.address}"\n'
+            for name, site in bed.sites.items()
         )
         bed.file.write_text(f'[federation]\nname = "bench"\nseed = 1\n{sites}{FEDERATION}')
         bed.launch("run", "--json", "--run", "bench").ok()
@@ -136,7 +156,10 @@ def timeline(north: Witness, south: Witness) -> dict[str, Any]:
     """Both nodes have one clock: everything is seconds after the end of training at north."""
     trained, sent = one(north, "member", member=1), one(north, "sent")
     done = one(north, "step", "train.1@north", state="done").time
-    ready, running = one(south, "ready", "train.2@south"), one(south, "step", "train.2@south", state="running")
+    ready, running = (
+        one(south, "ready", "train.2@south"),
+        one(south, "step", "train.2@south", state="running"),
+    )
     first_step = one(south, "begun", "train.2@south").time
     return {
         "bundle_bytes": sent.data["bytes"],
@@ -157,24 +180,32 @@ def one(witness: Witness, kind: str, step: str = "", **data: Any) -> Seen:
 
 
 def show_training(row: dict[str, Any]) -> None:
-    print(f"ResNet-18, {row['bundle_bytes'] / 1e6:.1f} MB; seconds after the end of training (step done at north)")
+    print(
+        f"ResNet-18, {row['bundle_bytes'] / 1e6:.1f} MB; seconds after the end of training (step done at north)"
+    )
     print(f"  transfer                  {row['transfer_seconds']:>8.3f}")
     print(f"  received at south         {row['received_seconds']:>8.3f}")
     print(f"  step running at south     {row['running_seconds']:>8.3f}")
     print(f"  first optimizer step      {row['first_step_seconds']:>8.3f}")
-    print(f"  above the transfer        {row['above_transfer_seconds']:>8.3f}   target {TARGETS['training_seconds']}")
+    print(
+        f"  above the transfer        {row['above_transfer_seconds']:>8.3f}   target {TARGETS['training_seconds']}"
+    )
     print(f"before it: averaging and writing {row['averaged_and_written_seconds']:.3f}", end="")
     print(f"; south's trainer was ready at {row['ready_seconds']:.3f}")
 
 
-# --- relay ------------------------------------------------------------------------------------------------
+# --- relay
+# ------------------------------------------------------------------------------------------------
 
 
 def measure_relay(size: int) -> dict[str, Any]:
     """One bundle to and fro between two nodes."""
     hops = HOPS.get(size, FEWEST_HOPS)
     with provisioned() as bed:
-        for name in (*reversed(NAMES), NAMES[-1]):  # the last one again, once it can be told where the first is
+        for name in (
+            *reversed(NAMES),
+            NAMES[-1],
+        ):  # the last one again, once it can be told where the first is
             if bed.sites[name].process is not None:
                 bed.sites[name].stop()
             start(bed, bed.sites[name])
@@ -185,11 +216,17 @@ def measure_relay(size: int) -> dict[str, Any]:
         for name in reversed(NAMES):
             start(bed, bed.sites[name])
         witnesses = [Witness(bed.sites[name], "relay") for name in NAMES]
-        wait_until(lambda: {w.state() for w in witnesses} == {"done"}, "end of the relay", 600, every=0.2)
+        wait_until(
+            lambda: {w.state() for w in witnesses} == {"done"}, "end of the relay", 600, every=0.2
+        )
         peak = sum(memory_bytes(site, "VmHWM") for site in bed.sites.values())
         events = [event for witness in witnesses for event in witness.events()]
     received = sorted(event.time for event in events if event.kind == "received")
-    sent = [event.data["seconds"] for event in sorted(events, key=lambda e: e.time) if event.kind == "sent"][1:]
+    sent = [
+        event.data["seconds"]
+        for event in sorted(events, key=lambda e: e.time)
+        if event.kind == "sent"
+    ][1:]
     hop = statistics.median(later - earlier for earlier, later in itertools.pairwise(received))
     transfer = statistics.median(sent)
     return {
@@ -207,18 +244,39 @@ def measure_relay(size: int) -> dict[str, Any]:
 
 def relay_plan(bed: Bed, hops: int) -> Plan:
     """train.1@north -> deliver.1@south -> deliver.2@north -> ..."""
-    steps = [Step(id=StepId("train.1@north"), site=SiteName("north"), kind=StepKind.TRAIN, visit=1, needs=())]
+    steps = [
+        Step(
+            id=StepId("train.1@north"),
+            site=SiteName("north"),
+            kind=StepKind.TRAIN,
+            visit=1,
+            needs=(),
+        )
+    ]
     for number in range(1, hops + 1):
         site = SiteName(NAMES[number % 2])
         name = StepId(f"deliver.{number}@{site}")
-        steps.append(Step(id=name, site=site, kind=StepKind.DELIVER, visit=0, needs=(steps[-1].id,)))
+        steps.append(
+            Step(id=name, site=site, kind=StepKind.DELIVER, visit=0, needs=(steps[-1].id,))
+        )
     recipe = Recipe(
         task=Task(classes=("0", "1"), input=InputFormat(height=8, width=8, channels=1)),
-        model=ModelSpec(name="mlp"), training=Training(epochs=1), strategy=StrategySpec(name="fedelmy"), seed=1,
-    )  # fmt: skip
-    sites = tuple(Neighbour(site=SiteName(name), address=Address(site.address)) for name, site in bed.sites.items())
+        model=ModelSpec(name="mlp"),
+        training=Training(epochs=1),
+        strategy=StrategySpec(name="fedelmy"),
+        seed=1,
+    )
+    sites = tuple(
+        Neighbour(site=SiteName(name), address=Address(site.address))
+        for name, site in bed.sites.items()
+    )
     return Plan(
-        contract=CONTRACT, run=RunId("relay"), federation="bench", recipe=recipe, sites=sites, steps=tuple(steps)
+        contract=CONTRACT,
+        run=RunId("relay"),
+        federation="bench",
+        recipe=recipe,
+        sites=sites,
+        steps=tuple(steps),
     )
 
 
@@ -226,7 +284,7 @@ def journal_plan(bed: Bed, plan: Plan, size: int) -> None:
     """As if both sites had accepted the plan and begun, and north's only train step were done."""
     import torch
 
-    from fedelmy_node.training.bundle import bundle_bytes, manifest_of, write_bundle
+    from fedelmy_node.training.bundle_file import bundle_bytes, manifest_of, write_bundle
 
     groups = {"model": {"weights": torch.ones(max(1, (size - 256) // 4))}}
     manifest: tuple[TensorInfo, ...] = manifest_of(groups)
@@ -237,11 +295,15 @@ def journal_plan(bed: Bed, plan: Plan, size: int) -> None:
         signed = slices[name]
         journal.add_run(
             Prepared(
-                payload=signed.payload, slice=plan.slice_for(name), signature=signed.signature,
-                certificate=signed.certificate, operator="operator", manifest=manifest,
+                payload=signed.payload,
+                slice=plan.slice_for(name),
+                signature=signed.signature,
+                certificate=signed.certificate,
+                operator="operator",
+                manifest=manifest,
                 report={"bundle_bytes": bundle_bytes(groups)},
             )
-        )  # fmt: skip
+        )
         if name == NAMES[0]:
             output = layout.output(plan.run, plan.steps[0].id)
             output.parent.mkdir(parents=True)
@@ -255,11 +317,15 @@ def memory_bytes(site: Site, line: str) -> int:
     assert site.process is not None
     time.sleep(0.2)
     status = Path(f"/proc/{site.process.pid}/status").read_text()
-    return 1024 * int(next(text.split()[1] for text in status.splitlines() if text.startswith(line)))
+    return 1024 * int(
+        next(text.split()[1] for text in status.splitlines() if text.startswith(line))
+    )
 
 
 def show_relay(rows: list[dict[str, Any]]) -> None:
-    titles = f"{'bundle':>13} {'hops':>5} {'hop s':>9} {'transfer s':>11} {'above s':>9} {'ratio':>7}"
+    titles = (
+        f"{'bundle':>13} {'hops':>5} {'hop s':>9} {'transfer s':>11} {'above s':>9} {'ratio':>7}"
+    )
     if rows:
         print(f"{titles} {'MB/s':>7} {'memory MB':>10}")
     for row in rows:
@@ -269,7 +335,9 @@ def show_relay(rows: list[dict[str, Any]]) -> None:
             f" {row['peak_above_idle_bytes'] / 1e6:>10.1f}"
         )
     if rows:
-        print(f"targets: above <= {TARGETS['hop_seconds']} s, memory <= {TARGETS['memory_bytes'] / 1e6:.0f} MB in all")
+        print(
+            f"targets: above <= {TARGETS['hop_seconds']} s, memory <= {TARGETS['memory_bytes'] / 1e6:.0f} MB in all"
+        )
 
 
 if __name__ == "__main__":

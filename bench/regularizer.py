@@ -1,11 +1,12 @@
-"""How much the diversity terms cost per batch: the closed form against plain autograd, in the same run.
+"""How much the diversity terms cost per batch: the closed form against plain autograd, in the same
+run.
 
     python bench/regularizer.py [--json] [--repeats N] [--threads N]
 
-Both compute -alpha d1 + beta d2 with log scaling, and its gradient, for the parameters of ResNet-18 (CIFAR
-stem: 11,173,962). The reference is what research code usually does: for every model of the pool the norm of
-the differences, parameter tensor by parameter tensor, then backward(). The forward and backward pass of the
-model itself is in neither.
+Both compute -alpha d1 + beta d2 with log scaling, and its gradient, for the parameters of ResNet-18
+(CIFAR stem: 11,173,962). The reference is what research code usually does: for every model of the
+pool the norm of the differences, parameter tensor by parameter tensor, then backward(). The forward
+and backward pass of the model itself is in neither.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ import torch
 from torch import Tensor
 
 from fedelmy_node.domain.federation import InputFormat, ModelSpec, Task
-from fedelmy_node.training.distances import Distance, Terms, log_divisor, pool_regulariser
-from fedelmy_node.training.flat import FlatModel, Weights
 from fedelmy_node.training.models import build
-from fedelmy_node.training.pool import mean_weights
+from fedelmy_node.training.objective import Distance, Terms, log_divisor, pool_regulariser
+from fedelmy_node.training.weights import FlatModel, Weights, mean_weights
 
 POOLS = (1, 6, 50)
 """Models in the pool; the paper's default ends at 6. 50 needs 6 GB of memory."""
@@ -31,8 +31,12 @@ LOSS = 0.7
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -40,7 +44,9 @@ def main() -> None:
     task = Task(classes=tuple("0123456789"), input=InputFormat(height=32, width=32, channels=3))
     model = FlatModel(build(ModelSpec(name="resnet18-cifar"), task, 1))
     distances: tuple[Distance, ...] = ("l2", "squared_l2")
-    rows = [measure(model, distance, pool, options.repeats) for distance in distances for pool in POOLS]
+    rows = [
+        measure(model, distance, pool, options.repeats) for distance in distances for pool in POOLS
+    ]
     show(rows)
     if options.json:
         print(json.dumps({"bench": "regularizer", "parameters": model.parameters, "rows": rows}))
@@ -66,7 +72,9 @@ def measure(model: FlatModel, distance: Distance, size: int, repeats: int) -> di
     }
 
 
-def closed_form(model: FlatModel, terms: Terms, pool: list[Tensor], loss: Tensor, repeats: int) -> tuple[float, Tensor]:
+def closed_form(
+    model: FlatModel, terms: Terms, pool: list[Tensor], loss: Tensor, repeats: int
+) -> tuple[float, Tensor]:
     start = mean_weights([Weights(vector=vector, rest={}) for vector in pool]).vector
     regulariser = pool_regulariser(terms, pool, start)
     assert regulariser is not None
@@ -91,15 +99,21 @@ def split(vector: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
     return [part.detach().view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def by_autograd(parameters: list[Tensor], members: list[list[Tensor]], terms: Terms, loss: Tensor) -> None:
+def by_autograd(
+    parameters: list[Tensor], members: list[list[Tensor]], terms: Terms, loss: Tensor
+) -> None:
     """Both terms as a sum over parameter tensors, differentiated by autograd."""
     apart = []
     for member in members:
-        square = sum((p - other).square().sum() for p, other in zip(parameters, member, strict=True))
+        square = sum(
+            (p - other).square().sum() for p, other in zip(parameters, member, strict=True)
+        )
         assert isinstance(square, Tensor)
         apart.append(square if terms.distance == "squared_l2" else square.sqrt())
     d1, d2 = torch.stack(apart).mean(), apart[0]
-    total = -terms.alpha * d1 / log_divisor(d1.detach(), loss) + terms.beta * d2 / log_divisor(d2.detach(), loss)
+    total = -terms.alpha * d1 / log_divisor(d1.detach(), loss) + terms.beta * d2 / log_divisor(
+        d2.detach(), loss
+    )
     for parameter in parameters:
         parameter.grad = None
     torch.autograd.backward(total)
@@ -117,7 +131,9 @@ def milliseconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"{'distance':12} {'pool':>4} {'ours ms':>9} {'autograd ms':>12} {'ratio':>7} {'difference':>11}")
+    print(
+        f"{'distance':12} {'pool':>4} {'ours ms':>9} {'autograd ms':>12} {'ratio':>7} {'difference':>11}"
+    )
     for row in rows:
         numbers = f"{row['ours_ms']:>9} {row['autograd_ms']:>12} {row['ratio']:>7} {row['difference']:>11.0e}"
         print(f"{row['distance']:12} {row['pool']:>4} {numbers}")

@@ -1,11 +1,13 @@
-"""What an honest hand-over costs while one process attacks the same node: speed beside speed, in the same run.
+"""What an honest hand-over costs while one process attacks the same node: speed beside speed, in
+the same run.
 
     python bench/siege.py [--json] [--seconds 60] [--transfers 6] [--directory DIR]
 
-A real daemon (site south) takes bundles from site north: first alone, then while a process with the valid certificate
-of a third site keeps 200 connections open that stall, floods it with Begin calls on 8 connections, and sends streams
-and calls at one byte a second. Reported: the median speed of a hand-over (connecting included) alone and under siege,
-their ratio, how long the operator waits for Describe, and the most memory that the daemon had.
+A real daemon (site south) takes bundles from site north: first alone, then while a process with the
+valid certificate of a third site keeps 200 connections open that stall, floods it with Begin calls
+on 8 connections, and sends streams and calls at one byte a second. Reported: the median speed of a
+hand-over (connecting included) alone and under siege, their ratio, how long the operator waits for
+Describe, and the most memory that the daemon had.
 """
 
 from __future__ import annotations
@@ -25,22 +27,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedelmy_launcher import authority
-from fedelmy_launcher.plans import compile_plan
-from fedelmy_node.bundles.header import read_header
+from fedelmy_launcher.ca import authority
+from fedelmy_launcher.plans.compiler import compile_plan
+from fedelmy_node.bundle.format import read_header
 from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_node.domain.artifact import BLOCK_BYTES, Offer, Origin, Parcel
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, SiteName, StepId, edge_ends, run_id
-from fedelmy_node.domain.plan import Edge, Neighbour, Slice, Step, StepKind
+from fedelmy_node.domain.plan import Neighbour, Slice
+from fedelmy_node.domain.plan_steps import Edge, Step, StepKind
 from fedelmy_node.domain.reports import Signed
-from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Origin, Parcel
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.signing import Purpose, sign
-from fedelmy_node.rpc import convert
+from fedelmy_node.identity.signatures import Purpose, sign
+from fedelmy_node.rpc import convert_transfers
+from fedelmy_node.rpc.channel import open_channel
 from fedelmy_node.rpc.clients import OperatorClient, PeerClient
-from fedelmy_node.rpc.dial import open_channel
 
-ATTACKER = Path(__file__).parent / "ends" / "siege.py"
 MODEL, TARGET_RATIO = "torchvision:resnet50", 0.5
 NOWHERE = Address("127.0.0.1:9")
 SITES = ("north", "east", "west", "south")
@@ -48,11 +50,22 @@ RUN, SOUTH = run_id("siege"), SiteName("south")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--seconds", type=float, default=60, help="how long the siege lasts")
-    parser.add_argument("--transfers", type=int, default=6, help="hand-overs alone, and at least so many under siege")
-    parser.add_argument("--directory", type=Path, help="on the disk to measure; the system's own by default")
+    parser.add_argument(
+        "--transfers",
+        type=int,
+        default=6,
+        help="hand-overs alone, and at least so many under siege",
+    )
+    parser.add_argument(
+        "--directory", type=Path, help="on the disk to measure; the system's own by default"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as scratch:
         field = Field(Path(scratch))
@@ -76,7 +89,9 @@ class Field:
         for name in SITES:
             home = self.home(name)
             keystore.init(home, name, "site")
-            keystore.install(home, authority.sign(root / "ca", home / "request.csr", root / f"{name}.pem").path)
+            keystore.install(
+                home, authority.sign(root / "ca", home / "request.csr", root / f"{name}.pem").path
+            )
         self.daemon, self.address = self._start()
 
     def home(self, name: str) -> Path:
@@ -84,14 +99,30 @@ class Field:
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Address]:
         path = self.root / "ready"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, (self.root / "log").open("wb") as log:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready,
+            (self.root / "log").open("wb") as log,
+        ):
             ready.bind(str(path))
             ready.settimeout(60)
             state = str(self.root / "south")
             daemon = subprocess.Popen(
-                [sys.executable, "-m", "fedelmy_node", "serve", "--state", state, "--listen", "127.0.0.1:0",
-                 "--data", "digits"], stdout=log, stderr=log, env={**os.environ, "NOTIFY_SOCKET": str(path)},
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "fedelmy_node",
+                    "serve",
+                    "--state",
+                    state,
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--data",
+                    "digits",
+                ],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "NOTIFY_SOCKET": str(path)},
+            )
             told = dict(line.split("=", 1) for line in ready.recv(4096).decode().splitlines())
         return daemon, Address(told["X_FEDELMY_ADDRESS"])
 
@@ -104,28 +135,58 @@ class Field:
         return OperatorClient(open_channel(self.address, identity, expect_role="site"), "south")
 
     def prepare(self) -> None:
-        """South takes many bundles from north and from east; what it needs from west never comes, so it only takes."""
+        """South takes many bundles from north and from east; what it needs from west never comes,
+        so it only takes.
+        """
         plan = compile_plan(_federation(), RUN)
         needs = [StepId(f"train.{n}@{site}") for site in ("north", "east") for n in range(1, 61)]
         west = StepId("train.9@west")
         steps = [
-            Step(id=StepId(f"train.{n}@south"), site=SOUTH, kind=StepKind.TRAIN, visit=n, needs=(need, west))
+            Step(
+                id=StepId(f"train.{n}@south"),
+                site=SOUTH,
+                kind=StepKind.TRAIN,
+                visit=n,
+                needs=(need, west),
+            )
             for n, need in enumerate(needs, 1000)
         ]
         edges = [
-            Edge(source=need, target=step.id, sender=SiteName(need.partition("@")[2]), receiver=SOUTH,
-                 carries=StepKind.TRAIN, need=need, ends=True)
-            for step in steps for need in step.needs
-        ]  # fmt: skip
+            Edge(
+                source=need,
+                target=step.id,
+                sender=SiteName(need.partition("@")[2]),
+                receiver=SOUTH,
+                carries=StepKind.TRAIN,
+                need=need,
+                ends=True,
+            )
+            for step in steps
+            for need in step.needs
+        ]
         part = Slice(
-            contract=plan.contract, run=RUN, federation="siege", site=SOUTH, recipe=plan.recipe,
-            steps=tuple(steps), edges_in=tuple(edges), edges_out=(),
-            neighbours=tuple(Neighbour(site=SiteName(s), address=NOWHERE) for s in ("east", "north", "west")),
-        )  # fmt: skip
+            contract=plan.contract,
+            run=RUN,
+            federation="siege",
+            site=SOUTH,
+            recipe=plan.recipe,
+            steps=tuple(steps),
+            edges_in=tuple(edges),
+            edges_out=(),
+            neighbours=tuple(
+                Neighbour(site=SiteName(s), address=NOWHERE) for s in ("east", "north", "west")
+            ),
+        )
         payload = canonical_json(part)
-        signature = sign(keystore.load(self.root / "ca" / "operator"), payload, purpose=Purpose.PLAN)
+        signature = sign(
+            keystore.load(self.root / "ca" / "operator"), payload, purpose=Purpose.PLAN
+        )
         client = self.operator()
-        client.prepare(Signed(payload=payload, signature=signature.value, certificate=signature.certificate_pem))
+        client.prepare(
+            Signed(
+                payload=payload, signature=signature.value, certificate=signature.certificate_pem
+            )
+        )
         client.close()
         self.edges = {site: [e.id for e in edges if e.sender == site] for site in ("north", "east")}
         self.bundle = self._make_bundle()
@@ -134,7 +195,7 @@ class Field:
         """Zeros of the right shapes: what the model holds does not matter here."""
         code = (
             "import sys, torchvision; from pathlib import Path\n"
-            "from fedelmy_node.training.bundle import write_bundle\n"
+            "from fedelmy_node.training.bundle_file import write_bundle\n"
             "model = torchvision.models.resnet50(num_classes=10)\n"
             "write_bundle(Path(sys.argv[1]), {'model': {k: v * 0 for k, v in model.state_dict().items()}})"
         )
@@ -146,10 +207,15 @@ class Field:
 
     def offer(self, edge: EdgeId) -> Offer:
         return Offer(
-            run=RUN, edge=edge, size=self.bundle.stat().st_size, sha256=self.sha256, block_bytes=BLOCK_BYTES,
-            wire_dtype="float32", manifest=read_header(self.bundle).manifest,
+            run=RUN,
+            edge=edge,
+            size=self.bundle.stat().st_size,
+            sha256=self.sha256,
+            block_bytes=BLOCK_BYTES,
+            wire_dtype="float32",
+            manifest=read_header(self.bundle).manifest,
             origin=Origin(contributors=(edge_ends(edge)[0] or StepId(""),)),
-        )  # fmt: skip
+        )
 
     def hand_over(self) -> float:
         """One bundle from north, as a courier brings it: with a connection of its own. MB/s."""
@@ -180,14 +246,24 @@ class Field:
     def besiege(self) -> subprocess.Popen[str]:
         offers = self.root / "offers"
         messages = [
-            convert.offer_to_pb(replace(self.offer(edge), run=run)).SerializeToString()
-            for edge in self.edges["east"][:20] for run in (RUN, run_id("nobody"))
-        ]  # fmt: skip
+            convert_transfers.offer_to_pb(replace(self.offer(edge), run=run)).SerializeToString()
+            for edge in self.edges["east"][:20]
+            for run in (RUN, run_id("nobody"))
+        ]
         offers.write_text("\n".join(base64.b64encode(message).decode() for message in messages))
         attacker = subprocess.Popen(
-            [sys.executable, str(ATTACKER), self.address, str(self.home("east")), str(offers)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "bench.ends.siege",
+                self.address,
+                str(self.home("east")),
+                str(offers),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert attacker.stdout is not None and attacker.stdout.readline() == "ready\n"
         return attacker
 
@@ -229,7 +305,9 @@ def show(found: dict[str, Any]) -> None:
     for name, memory in (("alone", "before"), ("besieged", "most")):
         speed, wait = found[f"{name}_mb_s"], found[f"describe_{name}_seconds"]
         print(f"{name:12} {speed:>8} {wait:>11} {found[f'resident_{memory}_bytes'] / 1e6:>12.1f}")
-    print(f"ratio {found['ratio']} (target: at least {TARGET_RATIO}); slowest {found['worst_besieged_mb_s']} MB/s")
+    print(
+        f"ratio {found['ratio']} (target: at least {TARGET_RATIO}); slowest {found['worst_besieged_mb_s']} MB/s"
+    )
     print(f"the attacker: {found['attacker']}")
 
 
@@ -237,14 +315,23 @@ def _federation() -> Federation:
     return decode(
         Federation,
         {
-            "name": "siege", "topology": "chain", "order": "listed", "deliver": "last",
+            "name": "siege",
+            "topology": "chain",
+            "order": "listed",
+            "deliver": "last",
             "members": [{"name": name, "address": "127.0.0.1:9"} for name in SITES],
             "recipe": {
-                "seed": 0, "model": {"name": MODEL}, "strategy": {"name": "fedelmy"}, "training": {"epochs": 1},
-                "task": {"classes": [str(n) for n in range(10)], "input": {"height": 64, "width": 64, "channels": 3}},
+                "seed": 0,
+                "model": {"name": MODEL},
+                "strategy": {"name": "fedelmy"},
+                "training": {"epochs": 1},
+                "task": {
+                    "classes": [str(n) for n in range(10)],
+                    "input": {"height": 64, "width": 64, "channels": 3},
+                },
             },
         },
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

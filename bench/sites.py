@@ -1,9 +1,10 @@
-"""Chains of many sites on one machine: does it complete, what does it cost, and does a hop get slower with N?
+"""Chains of many sites on one machine: does it complete, what does it cost, and does a hop get
+slower with N?
 
     python bench/sites.py [--json] [--sites 4,20,100] [--deliver last|all] [--directory DIR]
 
-Every site is a real daemon with its own key, journal and data (scikit-learn's digits, the tiny model `mlp`);
-the launcher asks them, starts the run and follows it to its end. Measured for each N:
+Every site is a real daemon with its own key, journal and data (scikit-learn's digits, the tiny
+model `mlp`); the launcher asks them, starts the run and follows it to its end. Measured for each N:
 
 hop        seconds from the end of one site's training to the end of the next one's: the median, and what is left of
            it (`rest`) without the seconds that the site's trainer took to load. Loading is most of a hop with so
@@ -13,8 +14,9 @@ trainers   how many lived at once while the chain trained, and how many of them 
 memory     proportional set size of all daemons and trainers, in all: the most at any moment, and with daemons alone.
 cpu        seconds that a daemon computed, without its trainers: what a site pays for being one of many.
 
-With `--deliver all` every site evaluates the result, and all of them do so within moments: hospitals have a machine
-each; here a hundred trainers share this one, and the memory that they take is shown, too.
+With `--deliver all` every site evaluates the result, and all of them do so within moments:
+hospitals have a machine each; here a hundred trainers share this one, and the memory that they take
+is shown, too.
 """
 
 from __future__ import annotations
@@ -36,11 +38,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
-from testbed import Bed
-from witness import Witness
+from tests.e2e.support.testbed import Bed
+from tests.e2e.support.witness import Witness
 
-from fedelmy_launcher import authority
+from fedelmy_launcher.ca import authority
 from fedelmy_node.identity import keystore
 
 MANY = (4, 20, 100)
@@ -49,7 +50,9 @@ TARGETS = {"memory_bytes": 6e9, "hop_ratio": 1.25, "trainers_elsewhere": 0}
 """At the largest N; a hop there over a hop at the smallest N."""
 LOOK_SECONDS = 1.0
 WEIGH_LOOKS = 15
-"""Looks between two at the memory of the daemons: the kernel takes long to count it, and it hardly changes."""
+"""Looks between two at the memory of the daemons: the kernel takes long to count it, and it hardly
+changes.
+"""
 END_SECONDS = 1.5
 """A trainer that has handed in its work takes so long to end, at most."""
 RUN_SECONDS = 3600.0
@@ -79,19 +82,37 @@ warmup_epochs = 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--sites", default=",".join(map(str, MANY)), help="lengths of the chains")
-    parser.add_argument("--deliver", choices=("last", "all"), default="last", help="who gets and evaluates the result")
-    parser.add_argument("--directory", type=Path, help="for the sites' files; the system's own by default")
+    parser.add_argument(
+        "--deliver",
+        choices=("last", "all"),
+        default="last",
+        help="who gets and evaluates the result",
+    )
+    parser.add_argument(
+        "--directory", type=Path, help="for the sites' files; the system's own by default"
+    )
     options = parser.parse_args()
-    rows = [measure(int(many), options.deliver, options.directory) for many in options.sites.split(",")]
+    rows = [
+        measure(int(many), options.deliver, options.directory) for many in options.sites.split(",")
+    ]
     show(rows)
     if options.json:
-        print(json.dumps({"bench": "sites", "targets": TARGETS, "deliver": options.deliver, "rows": rows}))
+        print(
+            json.dumps(
+                {"bench": "sites", "targets": TARGETS, "deliver": options.deliver, "rows": rows}
+            )
+        )
 
 
-# --- one chain --------------------------------------------------------------------------------------------
+# --- one chain
+# --------------------------------------------------------------------------------------------
 
 
 def measure(many: int, deliver: str, directory: Path | None) -> dict[str, Any]:
@@ -99,13 +120,19 @@ def measure(many: int, deliver: str, directory: Path | None) -> dict[str, Any]:
         began = time.monotonic()
         start(bed)
         started = time.monotonic() - began
-        tables = (f'\n[[sites]]\nname = "{name}"\naddress = "{site.address}"\n' for name, site in bed.sites.items())
+        tables = (
+            f'\n[[sites]]\nname = "{name}"\naddress = "{site.address}"\n'
+            for name, site in bed.sites.items()
+        )
         bed.file.write_text(FEDERATION.format(deliver=deliver, sites="".join(tables)))
         watch = Watch(bed)
         idle = watch.look()
         with watch:
             result = follow(bed)
-        trained = [seen(Witness(site, RUN), number) for number, site in enumerate(bed.sites.values(), start=1)]
+        trained = [
+            seen(Witness(site, RUN), number)
+            for number, site in enumerate(bed.sites.values(), start=1)
+        ]
         cpu = [cpu_seconds(site.process.pid) for site in bed.sites.values() if site.process]
     return {
         "sites": many,
@@ -134,12 +161,16 @@ def chain(many: int, directory: Path | None) -> Iterator[Bed]:
 
 
 def provision(bed: Bed) -> None:
-    """As `ca init`, `identity init`, `ca sign` and `identity install` do, without a process for each."""
+    """As `ca init`, `identity init`, `ca sign` and `identity install` do, without a process for
+    each.
+    """
     authority.init(bed.ca)
     for site in bed.sites.values():
         home = site.state / "identity"
         keystore.init(home, site.name, "site")
-        keystore.install(home, authority.sign(bed.ca, home / "request.csr", bed.root / f"{site.name}.pem").path)
+        keystore.install(
+            home, authority.sign(bed.ca, home / "request.csr", bed.root / f"{site.name}.pem").path
+        )
 
 
 def start(bed: Bed) -> None:
@@ -151,16 +182,21 @@ def start(bed: Bed) -> None:
 
 
 def follow(bed: Bed) -> dict[str, Any]:
-    """The result of a run that a launcher starts and follows; a long chain lasts longer than a command of the bed."""
+    """The result of a run that a launcher starts and follows; a long chain lasts longer than a
+    command of the bed.
+    """
     command = [sys.executable, "-m", "fedelmy_launcher", "run", "--json", "--run", RUN]
-    done = subprocess.run(command, cwd=bed.root, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+    done = subprocess.run(
+        command, cwd=bed.root, capture_output=True, text=True, timeout=RUN_SECONDS, check=False
+    )
     if done.returncode:
         raise SystemExit(f"the run did not complete:\n{done.stderr}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-# --- what is seen meanwhile -------------------------------------------------------------------------------
+# --- what is seen meanwhile
+# -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +212,11 @@ class Watch:
     """Looks at all processes of a bed again and again."""
 
     def __init__(self, bed: Bed) -> None:
-        self._daemons = {site.process.pid: number for number, site in enumerate(bed.sites.values()) if site.process}
+        self._daemons = {
+            site.process.pid: number
+            for number, site in enumerate(bed.sites.values())
+            if site.process
+        }
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._daemon_bytes = 0
@@ -196,7 +236,9 @@ class Watch:
 
     def look(self) -> Moment:
         now = time.time()
-        children = [(pid, self._daemons[parent]) for pid, parent in processes() if parent in self._daemons]
+        children = [
+            (pid, self._daemons[parent]) for pid, parent in processes() if parent in self._daemons
+        ]
         if len(self.moments) % WEIGH_LOOKS == 0:
             self._daemon_bytes = sum(map(pss_bytes, self._daemons))
         memory = self._daemon_bytes + sum(pss_bytes(pid) for pid, _ in children)
@@ -227,7 +269,8 @@ def cpu_seconds(pid: int) -> float:
     return (int(status[11]) + int(status[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# --- what it means ----------------------------------------------------------------------------------------
+# --- what it means
+# ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +284,14 @@ class Trained:
 
 def seen(witness: Witness, number: int) -> Trained:
     step = f"train.{number}@"
-    begun, done = witness.find("step", step, state="running"), witness.find("step", step, state="done")
+    begun, done = (
+        witness.find("step", step, state="running"),
+        witness.find("step", step, state="done"),
+    )
     ready = witness.find("ready", step)
-    assert begun is not None and done is not None and ready is not None, f"{witness.site.name} has not trained"
+    assert begun is not None and done is not None and ready is not None, (
+        f"{witness.site.name} has not trained"
+    )
     return Trained(begun.time, done.time, ready.data["seconds"])
 
 
@@ -254,14 +302,18 @@ def hops(trained: Sequence[Trained]) -> dict[str, Any]:
     first, last = statistics.median(each[:quarter]), statistics.median(each[-quarter:])
     return {
         "hop_seconds": round(statistics.median(each), 2),
-        "loading_seconds": round(statistics.median(step.loading_seconds for step in trained[1:]), 2),
+        "loading_seconds": round(
+            statistics.median(step.loading_seconds for step in trained[1:]), 2
+        ),
         "rest_seconds": round(statistics.median(rest), 2),
         "slowest_hop_seconds": round(max(each), 2),
         "last_over_first": round(last / first, 2),
     }
 
 
-def trainers(moments: Sequence[Moment], names: Sequence[str], trained: Sequence[Trained]) -> dict[str, Any]:
+def trainers(
+    moments: Sequence[Moment], names: Sequence[str], trained: Sequence[Trained]
+) -> dict[str, Any]:
     begins, ends = [step.begin for step in trained], [step.end for step in trained]
     before = [moment for moment in moments if moment.time < begins[0]]
     after = [moment for moment in moments if moment.time > ends[-1]]
@@ -298,10 +350,14 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     if least is not most:
         ratio = most["hop_seconds"] / least["hop_seconds"]
         rest = most["rest_seconds"] / least["rest_seconds"]
-        print(f"a hop with {most['sites']} sites over one with {least['sites']}: {ratio:.2f}", end="")
+        print(
+            f"a hop with {most['sites']} sites over one with {least['sites']}: {ratio:.2f}", end=""
+        )
         print(f"   target {TARGETS['hop_ratio']}; without loading {rest:.2f}", end="")
         # Loading is the site's own: if it takes longer, the machine has become slower.
-        print(f"; in units of loading {ratio * least['loading_seconds'] / most['loading_seconds']:.2f}")
+        print(
+            f"; in units of loading {ratio * least['loading_seconds'] / most['loading_seconds']:.2f}"
+        )
     print(f"memory with {most['sites']} sites: {most['memory_bytes'] / 1e9:.2f} GB", end="")
     print(f"   target {TARGETS['memory_bytes'] / 1e9:.0f} GB at 100")
 

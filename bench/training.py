@@ -1,17 +1,21 @@
-"""Images per second of an epoch of FedELMY: this project's way against the usual one, in the same run.
+"""Images per second of an epoch of FedELMY: this project's way against the usual one, in the same
+run.
 
-    python bench/training.py [--json] [--model NAME]... [--images N] [--repeats N] [--threads N] [--usual files|arrays]
+    python bench/training.py [--json] [--model NAME]... [--images N] [--repeats N] [--threads N]
+    [--usual files|arrays]
 
-Both train the same model on the same images with the same augmentation (crop, flip), batch size, Adam and pool of three
-models, for one epoch of L = CE - alpha d1 + beta d2. The usual way: files that PIL opens and transforms one by one in a
-DataLoader with workers, NCHW, torch's own Adam, and the distances as sums over parameter tensors that autograd
-differentiates. `--usual arrays` spares it the files: PIL images are made of arrays in memory, as torchvision does for
-CIFAR-10. Each has a process of its own. The two take turns, and of each the fastest turn counts: others only ever add.
+Both train the same model on the same images with the same augmentation (crop, flip), batch size,
+Adam and pool of three models, for one epoch of L = CE - alpha d1 + beta d2. The usual way: files
+that PIL opens and transforms one by one in a DataLoader with workers, NCHW, torch's own Adam, and
+the distances as sums over parameter tensors that autograd differentiates. `--usual arrays` spares
+it the files: PIL images are made of arrays in memory, as torchvision does for CIFAR-10. Each has a
+process of its own. The two take turns, and of each the fastest turn counts: others only ever add.
 What happens once per step, such as decoding all files into memory, is given apart.
 
-`distances` is the share of a step that the distances cost here. `of peak` compares what the model computes (products
-and sums of its layers, forwards and backwards) with the speed at which this machine multiplies large matrices: what is
-left up to 100 % is all that a faster way of training could gain with the same arithmetic.
+`distances` is the share of a step that the distances cost here. `of peak` compares what the model
+computes (products and sums of its layers, forwards and backwards) with the speed at which this
+machine multiplies large matrices: what is left up to 100 % is all that a faster way of training
+could gain with the same arithmetic.
 """
 
 from __future__ import annotations
@@ -41,16 +45,14 @@ from fedelmy_node.domain.federation import InputFormat, ModelSpec, Task, Trainin
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.training.batches import Batches
 from fedelmy_node.training.data.samples import Samples
-from fedelmy_node.training.data.site import open_data
-from fedelmy_node.training.distances import Regulariser, Terms, log_divisor, pool_regulariser
+from fedelmy_node.training.data.site_data import open_data
+from fedelmy_node.training.epoch_counter import Progress
 from fedelmy_node.training.fit import Bench, FitOrder, fit
-from fedelmy_node.training.flat import FlatModel, Weights
 from fedelmy_node.training.job import DataSpec
-from fedelmy_node.training.loss import Loss
-from fedelmy_node.training.memory import keep_freed_memory
 from fedelmy_node.training.models import build
-from fedelmy_node.training.pool import mean_weights
-from fedelmy_node.training.progress import Progress
+from fedelmy_node.training.objective import Loss, Regulariser, Terms, log_divisor, pool_regulariser
+from fedelmy_node.training.torch_runtime import keep_freed_memory
+from fedelmy_node.training.weights import FlatModel, Weights, mean_weights
 
 TASK = Task(classes=tuple("0123456789"), input=InputFormat(height=32, width=32, channels=3))
 TERMS = Terms(alpha=0.06, beta=1.0, distance="l2", compat="paper")
@@ -62,10 +64,16 @@ Epoch = Callable[[], float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--model", action="append", choices=sorted(IMAGES), help="default: both")
-    parser.add_argument("--images", type=int, help="of an epoch; default: 2560 for cnn, 384 for resnet18-cifar")
+    parser.add_argument(
+        "--images", type=int, help="of an epoch; default: 2560 for cnn, 384 for resnet18-cifar"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--usual", choices=["files", "arrays"], default="files")
@@ -76,16 +84,29 @@ def main() -> None:
     rows = []
     for name in options.model or sorted(IMAGES):
         with tempfile.TemporaryDirectory() as folder:
-            row = compare(name, options.images or IMAGES[name], Path(folder), options.usual, options.repeats)
+            row = compare(
+                name, options.images or IMAGES[name], Path(folder), options.usual, options.repeats
+            )
         rows.append(row)
         speeds = f"{row['ours']:>8.1f} {row['usual']:>8.1f} {row['ratio']:>6.2f}"
         shares = f"{row['distances']:>9.1%} {row['of_peak']:>8.0%}"
         print(f"{name:16} {row['images']:>6} {speeds} {row['loading_seconds']:>9.2f} {shares}")
     if options.json:
-        print(json.dumps({"bench": "training", "threads": options.threads, "usual": options.usual, "rows": rows}))
+        print(
+            json.dumps(
+                {
+                    "bench": "training",
+                    "threads": options.threads,
+                    "usual": options.usual,
+                    "rows": rows,
+                }
+            )
+        )
 
 
-def compare(name: str, count: int, folder: Path, usual: Literal["files", "arrays"], repeats: int) -> dict[str, Any]:
+def compare(
+    name: str, count: int, folder: Path, usual: Literal["files", "arrays"], repeats: int
+) -> dict[str, Any]:
     """Both ways for one model, in turns."""
     write_images(folder, count)
     began = time.perf_counter()
@@ -93,14 +114,17 @@ def compare(name: str, count: int, folder: Path, usual: Literal["files", "arrays
     loading = time.perf_counter() - began
     parts = (data.train, data.validation, data.test)
     everything = Samples(
-        images=torch.cat([part.images for part in parts]), labels=torch.cat([part.labels for part in parts])
+        images=torch.cat([part.images for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
     )
     timer = Timed()
     keep_freed_memory()  # as every trainer does
     other = ProcessPoolExecutor(1, get_context("spawn"))  # which is as Python has it
     ways: dict[str, Epoch] = {
         "ours": our_epoch(name, everything, timer),
-        "usual": lambda: other.submit(usual_turn, name, folder, usual == "arrays", torch.get_num_threads()).result(),
+        "usual": lambda: other.submit(
+            usual_turn, name, folder, usual == "arrays", torch.get_num_threads()
+        ).result(),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     shares, peaks = [], []
@@ -173,10 +197,15 @@ class Timed:
 
 def our_epoch(name: str, samples: Samples, timer: Timed) -> Epoch:
     model = FlatModel(build(ModelSpec(name=name), TASK, 1))
-    pool = [Weights(vector=vector, rest=model.weights().rest) for vector in make_pool(model.theta, model.parameters)]
+    pool = [
+        Weights(vector=vector, rest=model.weights().rest)
+        for vector in make_pool(model.theta, model.parameters)
+    ]
     start = mean_weights(pool)
     timer.inner = pool_regulariser(TERMS, [member.vector for member in pool], start.vector)
-    training = Training(epochs=1, batch_size=BATCH, augment=("crop", "flip"), threads=torch.get_num_threads())
+    training = Training(
+        epochs=1, batch_size=BATCH, augment=("crop", "flip"), threads=torch.get_num_threads()
+    )
     device = torch.device("cpu")
     bench = Bench(
         model=model,
@@ -217,7 +246,10 @@ class Arrays(Dataset[tuple[Any, int]]):
 
     def __init__(self, folder: Path, transform: Callable[[Any], Any]) -> None:
         self._transform = transform
-        self._samples = [(np.asarray(Image.open(path)), label) for path, label in ImageFolder(str(folder)).samples]
+        self._samples = [
+            (np.asarray(Image.open(path)), label)
+            for path, label in ImageFolder(str(folder)).samples
+        ]
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -236,7 +268,11 @@ def usual_turn(name: str, folder: Path, arrays: bool, threads: int) -> float:
 @cache
 def usual_epoch(name: str, folder: Path, *, arrays: bool) -> Epoch:
     change = transforms.Compose(
-        [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+        [
+            transforms.RandomCrop(32, padding=4),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+        ]
     )
     images: Any = Arrays(folder, change) if arrays else ImageFolder(str(folder), change)
     loader: DataLoader[Any] = DataLoader(
@@ -244,7 +280,9 @@ def usual_epoch(name: str, folder: Path, *, arrays: bool) -> Epoch:
     )
     torch.manual_seed(1)
     model = usual_cnn() if name == "cnn" else build(ModelSpec(name=name), TASK, 1)
-    pool = [[p.detach() + 0.003 * torch.randn_like(p) for p in model.parameters()] for _ in range(POOL)]
+    pool = [
+        [p.detach() + 0.003 * torch.randn_like(p) for p in model.parameters()] for _ in range(POOL)
+    ]
     list(loader)  # the workers start once, which is not this comparison's subject
 
     def epoch() -> float:
@@ -262,22 +300,36 @@ def usual_epoch(name: str, folder: Path, *, arrays: bool) -> Epoch:
     return epoch
 
 
-def usual_terms(parameters: Sequence[nn.Parameter], pool: Sequence[Sequence[Tensor]], loss: Tensor) -> Tensor:
+def usual_terms(
+    parameters: Sequence[nn.Parameter], pool: Sequence[Sequence[Tensor]], loss: Tensor
+) -> Tensor:
     apart = []
     for member in pool:
-        square = sum((p - other).square().sum() for p, other in zip(parameters, member, strict=True))
+        square = sum(
+            (p - other).square().sum() for p, other in zip(parameters, member, strict=True)
+        )
         assert isinstance(square, Tensor)
         apart.append(square.sqrt())
     d1, d2 = torch.stack(apart).mean(), apart[0]
-    return -TERMS.alpha * d1 / log_divisor(d1.detach(), loss) + TERMS.beta * d2 / log_divisor(d2.detach(), loss)
+    return -TERMS.alpha * d1 / log_divisor(d1.detach(), loss) + TERMS.beta * d2 / log_divisor(
+        d2.detach(), loss
+    )
 
 
 def usual_cnn() -> nn.Module:
     """The paper's, layer by layer as it is written down."""
     return nn.Sequential(
-        nn.Conv2d(3, 128, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(128, 128, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(128, 128, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 128, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(128, 128, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(128, 128, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(2048, 10),
+    )
 
 
 if __name__ == "__main__":

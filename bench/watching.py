@@ -1,16 +1,19 @@
-"""What it costs to be watched: training throughput at a real node with nobody watching, and with several streams.
+"""What it costs to be watched: training throughput at a real node with nobody watching, and with
+several streams.
 
     python bench/watching.py [--json] [--pairs N] [--seconds N] [--watchers N] [--model NAME]
 
-One site over mutual TLS trains on digits without end; the run is cancelled when enough was seen. Every few seconds
-watchers come or go: operators in a process of their own, each with a connection and a Control.Watch stream that gets
-every event. A stretch without them and one with them lie side by side, in turns first and second, so what else the
-machine does hits both alike; the ratio is taken within each such pair. Throughput is samples per second by the events'
-own times; beside it the processor time per sample of the trainer and of the daemon, which hardly depends on what else
+One site over mutual TLS trains on digits without end; the run is cancelled when enough was seen.
+Every few seconds watchers come or go: operators in a process of their own, each with a connection
+and a Control.Watch stream that gets every event. A stretch without them and one with them lie side
+by side, in turns first and second, so what else the machine does hits both alike; the ratio is
+taken within each such pair. Throughput is samples per second by the events' own times; beside it
+the processor time per sample of the trainer and of the daemon, which hardly depends on what else
 runs. A stretch in which a watcher missed an event fails.
 
-The default model takes a tenth of a second for an epoch of digits, so there are ten events a second: real epochs take
-minutes. `--model mlp` is the worst case, with an event every few hundredths of a second.
+The default model takes a tenth of a second for an epoch of digits, so there are ten events a
+second: real epochs take minutes. `--model mlp` is the worst case, with an event every few
+hundredths of a second.
 """
 
 from __future__ import annotations
@@ -30,14 +33,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
-from testbed import Bed
-from witness import Witness, trainers_of, wait_until
+from tests.e2e.support.testbed import Bed
+from tests.e2e.support.witness import Witness, trainers_of, wait_until
 
-from fedelmy_launcher.control import Sites, prepare_run, start_run
-from fedelmy_launcher.discovery import discover
-from fedelmy_launcher.federation_file import load_federation
-from fedelmy_launcher.plans import compile_plan
+from fedelmy_launcher.control.find_run import discover
+from fedelmy_launcher.control.sites import Sites, prepare_run, start_run
+from fedelmy_launcher.plans.compiler import compile_plan, load_federation
 from fedelmy_node.domain.names import run_id
 from fedelmy_node.identity import keystore
 
@@ -78,8 +79,12 @@ warmup_epochs = 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=5.0, help="of one stretch")
     parser.add_argument("--watchers", type=int, default=1, help="streams at once")
@@ -88,20 +93,42 @@ def main() -> None:
     rows = []
     with training(options.model) as site:
         watchers = Watchers(site, options.watchers)
-        print(f"{'pair':>4} {'watchers':>8} {'samples/s':>10} {'trainer us/sample':>18} {'daemon us/sample':>17}")
+        print(
+            f"{'pair':>4} {'watchers':>8} {'samples/s':>10} {'trainer us/sample':>18} {'daemon us/sample':>17}"
+        )
         for pair in range(options.pairs):
             for watched in (False, True) if pair % 2 == 0 else (True, False):
-                rows.append({"pair": pair, **measure(site, watchers if watched else None, options.seconds)})
+                rows.append(
+                    {"pair": pair, **measure(site, watchers if watched else None, options.seconds)}
+                )
                 show(rows[-1])
         watchers.end()
     summary = summed_up(rows)
-    print(f"throughput with {options.watchers} watchers / with none: {summary['throughput_ratio']:.4f}", end="")
-    print(f" (quartiles {summary['throughput_quartiles'][0]:.3f} and {summary['throughput_quartiles'][1]:.3f})")
-    print(f"trainer's processor time per sample: {summary['trainer_ratio']:.4f}; daemon's, in all: ", end="")
+    print(
+        f"throughput with {options.watchers} watchers / with none: {summary['throughput_ratio']:.4f}",
+        end="",
+    )
+    print(
+        f" (quartiles {summary['throughput_quartiles'][0]:.3f} and {summary['throughput_quartiles'][1]:.3f})"
+    )
+    print(
+        f"trainer's processor time per sample: {summary['trainer_ratio']:.4f}; daemon's, in all: ",
+        end="",
+    )
     print(f"{summary['daemon_share']:.4f} of the trainer's more")
     print(f"target: at least {1 - TARGET:.2f}")
     if options.json:
-        print(json.dumps({"bench": "watching", "target": TARGET, "model": options.model, **summary, "rows": rows}))
+        print(
+            json.dumps(
+                {
+                    "bench": "watching",
+                    "target": TARGET,
+                    "model": options.model,
+                    **summary,
+                    "rows": rows,
+                }
+            )
+        )
 
 
 class Training:
@@ -110,10 +137,18 @@ class Training:
     def __init__(self, bed: Bed) -> None:
         site = bed.sites[SITE]
         assert site.process is not None
-        self.address, self.operator, self.daemon = site.address, bed.ca / "operator", site.process.pid
+        self.address, self.operator, self.daemon = (
+            site.address,
+            bed.ca / "operator",
+            site.process.pid,
+        )
         self.witness = Witness(site, RUN)
-        wait_until(lambda: len(self.witness.events(kind="epoch")) >= 3, "three epochs", 120, every=0.2)
-        self.samples = next(e.data["train"] for e in self.witness.events(kind="ready") if e.data.get("train"))
+        wait_until(
+            lambda: len(self.witness.events(kind="epoch")) >= 3, "three epochs", 120, every=0.2
+        )
+        self.samples = next(
+            e.data["train"] for e in self.witness.events(kind="ready") if e.data.get("train")
+        )
         self.meter = Meter(self.daemon)
 
     def last(self) -> int:
@@ -149,7 +184,10 @@ class Watchers:
         self.count = count
         command = [sys.executable, str(ROOT / "bench" / "ends" / "watchers.py"), site.address, SITE]
         self._process = subprocess.Popen(
-            [*command, str(site.operator), RUN, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, str(site.operator), RUN, str(count)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def on(self, after: int) -> None:
@@ -183,7 +221,9 @@ def measure(site: Training, watchers: Watchers | None, seconds: float) -> dict[s
         known = {event.seq for event in site.witness.events(before)}
         for first, last, count in watchers.off():
             there = sum(first <= seq <= last for seq in known)
-            assert first == min(known) and last >= epochs[-1].seq and count == there, "a watcher missed an event"
+            assert first == min(known) and last >= epochs[-1].seq and count == there, (
+                "a watcher missed an event"
+            )
     assert len(epochs) >= 3, f"only {len(epochs)} epochs in {seconds} s: give more --seconds"
     first_at, last_at = epochs[0].time, epochs[-1].time
     samples = site.samples * (len(epochs) - 1)
@@ -191,13 +231,17 @@ def measure(site: Training, watchers: Watchers | None, seconds: float) -> dict[s
         "watchers": watchers.count if watchers is not None else 0,
         "epochs": len(epochs),
         "samples_per_second": round(samples / (last_at - first_at), 1),
-        "trainer_cpu_us_per_sample": round(1e6 * site.meter.trainer(first_at, last_at) / samples, 3),
+        "trainer_cpu_us_per_sample": round(
+            1e6 * site.meter.trainer(first_at, last_at) / samples, 3
+        ),
         "daemon_cpu_us_per_sample": round(1e6 * site.meter.daemon(first_at, last_at) / samples, 3),
     }
 
 
 class Meter:
-    """Processor time of a daemon and of its trainer while it runs, looked at several times a second."""
+    """Processor time of a daemon and of its trainer while it runs, looked at several times a
+    second.
+    """
 
     def __init__(self, daemon: int) -> None:
         self._daemon = daemon
@@ -230,7 +274,11 @@ class Meter:
 
     def trainer(self, first: float, last: float) -> float:
         """Of the one that trained: the others only looked at the data, or evaluated."""
-        return max(between(seen, first, last) for process, seen in self._seen.items() if process != self._daemon)
+        return max(
+            between(seen, first, last)
+            for process, seen in self._seen.items()
+            if process != self._daemon
+        )
 
 
 def between(samples: list[tuple[float, float]], first: float, last: float) -> float:
@@ -247,7 +295,9 @@ def between(samples: list[tuple[float, float]], first: float, last: float) -> fl
 
 def summed_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians of each kind, and of the ratios within pairs."""
-    alone, watched = ([row for row in rows if bool(row["watchers"]) is wanted] for wanted in (False, True))
+    alone, watched = (
+        [row for row in rows if bool(row["watchers"]) is wanted] for wanted in (False, True)
+    )
 
     def ratios(key: str) -> list[float]:
         other = {row["pair"]: row[key] for row in alone}
@@ -263,7 +313,9 @@ def summed_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **medians,
         "throughput_ratio": round(statistics.median(throughput), 4),
-        "throughput_quartiles": [round(throughput[len(throughput) * part // 4], 4) for part in (1, 3)],
+        "throughput_quartiles": [
+            round(throughput[len(throughput) * part // 4], 4) for part in (1, 3)
+        ],
         "trainer_ratio": round(statistics.median(ratios(keys[1])), 4),
         "daemon_share": round(more / medians["alone"][keys[1]], 4),
     }

@@ -1,10 +1,10 @@
-"""Write deploy/constraints.txt: the exact version of everything that the image installs, and of what builds it.
+"""Write deploy/constraints.txt: exact versions of all runtime and build dependencies of the image.
 
     python3.11 deploy/lock.py                 # the newest that pyproject.toml allows
-    python3.11 deploy/lock.py --keep          # only what is missing or no longer allowed changes
+    python3.11 deploy/lock.py --keep          # change only what is missing or no longer allowed
 
-Run it with the Python version of the image, on its platform: pip chooses for the interpreter that runs it. Nothing is
-installed, but pip may have to download what it looks at.
+Run it with the Python version of the image, on its platform: pip resolves for the interpreter that
+runs it. Nothing is installed, but pip may download packages.
 """
 
 from __future__ import annotations
@@ -24,25 +24,37 @@ __all__ = ["main", "requirements"]
 _ROOT = Path(__file__).parents[1]
 _FILE = _ROOT / "deploy" / "constraints.txt"
 _HEAD = """\
-# Exact versions of what deploy/Dockerfile installs; written by deploy/lock.py for Python {python} on Linux.
-# A build of torch for the CPU alone needs none of cuda-*, nvidia-* and triton: a constraint installs nothing.
+# Exact versions of what deploy/Dockerfile installs; written by deploy/lock.py for Python {python}
+# on Linux. A build of torch for the CPU alone needs none of cuda-*, nvidia-* and triton: a
+# constraint installs nothing.
 """
 
 
 def requirements() -> tuple[list[str], list[str]]:
-    """What fedelmy needs at run time, and what builds its wheel."""
+    """Return the runtime and the build requirements."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))
     return project["project"]["dependencies"], project["build-system"]["requires"]
 
 
 def resolve(wanted: Sequence[str], constraints: Path | None) -> dict[str, str]:
-    """Name and version of everything that pip would install into an empty environment."""
+    """Return name and version of all packages that pip would install."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         command = [
-            sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--dry-run",
-            "--ignore-installed", "--only-binary", ":all:", "--report", str(report), *wanted,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--dry-run",
+            "--ignore-installed",
+            "--only-binary",
+            ":all:",
+            "--report",
+            str(report),
+            *wanted,
+        ]
         if constraints is not None:
             command += ["--constraint", str(constraints)]
         subprocess.run(command, check=True)
@@ -55,11 +67,13 @@ def _canonical(name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keep", action="store_true", help="keep the versions that are there")
     options = parser.parse_args(arguments)
     running, building = requirements()
-    # Together: both are installed with the same file, so they must agree.
+    # Resolve both together, because both are installed with the same file.
     found = resolve([*running, *building], _FILE if options.keep else None)
     head = _HEAD.format(python=f"{sys.version_info.major}.{sys.version_info.minor}")
     lines = [f"{name}=={version}\n" for name, version in sorted(found.items())]

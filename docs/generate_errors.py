@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedelmy_node import errors
+from fedelmy_node.domain import errors
 
 PAGE = Path(__file__).with_name("errors.md")
 _TREE_LINE = re.compile(r"── (?P<name>\w+) +(?P<meaning>.+?) +exit (?P<exit>\d+)$", re.MULTILINE)
 _HEAD = """\
 # Errors and exit codes
 
-<!-- Generated from node/fedelmy_node/errors.py by docs/generate_errors.py; do not edit. -->
+<!-- Generated from node/fedelmy_node/domain/errors.py by docs/generate_errors.py; do not edit. -->
 
 Every failure has a stable code, a sentence that says what is wrong, and advice:
 
@@ -33,7 +33,10 @@ status, so an error of a site reaches the operator with its own code.
 
 """
 _OTHER_EXITS = (
-    (1, "a question was not confirmed: nothing was done; `fedelmy-node health`: the daemon answers, but is not well"),
+    (
+        1,
+        "a question was not confirmed: nothing was done; `fedelmy-node health`: the daemon answers, but is not well",
+    ),
     (
         errors.EXIT_SUBSET,
         "a run finished, but on a subset of its sites (`run`, `run --attach`, `status` of a run that is over)",

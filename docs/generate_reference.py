@@ -1,7 +1,8 @@
-"""Write docs/reference/ from the commands themselves: one page for fedelmy-node, one for fedelmy-launch.
+"""Write docs/reference/ from the commands themselves: one page for fedelmy-node, one for
+fedelmy-launch.
 
-python docs/generate_reference.py            write the pages
-python docs/generate_reference.py --check    fail if what is there differs from what would be written
+python docs/generate_reference.py            write the pages python docs/generate_reference.py
+--check    fail if what is there differs from what would be written
 """
 
 from __future__ import annotations
@@ -86,9 +87,13 @@ def section(path: tuple[str, ...], command: click.Command, context: click.Contex
 
 
 def described(command: click.Command) -> tuple[list[str], list[tuple[str, str]], list[str]]:
-    """Paragraphs, examples (title and lines) and what it says of exit codes, from the help of a command."""
+    """Paragraphs, examples (title and lines) and what it says of exit codes, from the help of a
+    command.
+    """
     paragraphs, examples, exits = [], [], []
-    for block in re.split(r"\n\s*\n", inspect.cleandoc(command.help or "").replace("\b\n", "\n\b\n")):
+    for block in re.split(
+        r"\n\s*\n", inspect.cleandoc(command.help or "").replace("\b\n", "\n\b\n")
+    ):
         text = block.strip("\n")
         if text.startswith("\b"):
             title, _, lines = text.removeprefix("\b\n").partition("\n")
@@ -96,7 +101,9 @@ def described(command: click.Command) -> tuple[list[str], list[tuple[str, str]],
         elif text.strip():
             flowing = " ".join(text.split())
             found = _EXIT.search(text)
-            before, exit_text = (text[: found.start()], text[found.start() :]) if found else (flowing, "")
+            before, exit_text = (
+                (text[: found.start()], text[found.start() :]) if found else (flowing, "")
+            )
             if before.strip():
                 paragraphs.append(escape(" ".join(before.split())))
             if exit_text:
@@ -113,7 +120,12 @@ def row(option: click.Option, context: click.Context) -> tuple[str, str, str, st
     said = re.search(r"\s*\[default: (.+?)\]$", help_text)
     default = said[1] if said else default_of(option)
     meaning = help_text[: said.start()] if said else help_text
-    return f"`{record[0]}`", f"`{variables}`" if variables else "", f"`{default}`" if default else "", meaning
+    return (
+        f"`{record[0]}`",
+        f"`{variables}`" if variables else "",
+        f"`{default}`" if default else "",
+        meaning,
+    )
 
 
 def default_of(option: click.Option) -> str:
@@ -145,7 +157,11 @@ def anchor(path: tuple[str, ...]) -> str:
 def main() -> None:
     pages = {FOLDER / f"{group.name}.md": "".join(page(group)) for group in (node, launcher)}
     if sys.argv[1:] == ["--check"]:
-        stale = [path.name for path, text in pages.items() if not path.exists() or path.read_text("utf-8") != text]
+        stale = [
+            path.name
+            for path, text in pages.items()
+            if not path.exists() or path.read_text("utf-8") != text
+        ]
         if stale:
             sys.exit(f"{', '.join(stale)} out of date, run `python docs/generate_reference.py`")
     elif sys.argv[1:]:

@@ -1,4 +1,5 @@
-"""Make docs/images/*.png: report and dashboard of a real federation on this machine, in a real browser.
+"""Make docs/images/*.png: report and dashboard of a real federation on this machine, in a real
+browser.
 
 Run it with `make screenshots`; it needs Chromium and takes about two minutes on two idle cores.
 """
@@ -22,7 +23,7 @@ import click
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from fedelmy_launcher.demo import Daemons, DemoFederation
+from fedelmy_launcher.control.demo_sites import Daemons, DemoFederation
 
 ROOT: Final = Path(__file__).parent
 IMAGES: Final = ROOT / "images"
@@ -41,7 +42,10 @@ def command(*arguments: str) -> list[str]:
 @contextmanager
 def dashboard(directory: Path) -> Iterator[str]:
     served = subprocess.Popen(
-        command("dashboard", "--no-open", "--json"), cwd=directory, stdout=subprocess.PIPE, text=True
+        command("dashboard", "--no-open", "--json"),
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert served.stdout is not None
     try:
@@ -54,7 +58,12 @@ def dashboard(directory: Path) -> Iterator[str]:
 @contextmanager
 def browser() -> Iterator[Any]:
     path = next(
-        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+        (
+            found
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (found := shutil.which(name))
+        ),
+        None,
     )
     if path is None:
         raise click.ClickException("there is no chromium; Debian: apt-get install chromium")
@@ -74,13 +83,17 @@ def keep(raw: bytes, name: str) -> None:
         exact = image.convert("RGB")
     exact.save(path, optimize=True)
     if path.stat().st_size > MOST_BYTES:
-        exact.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+        exact.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )
     click.echo(f"{name:<24} {path.stat().st_size // 1000} kB")
 
 
 def live(page: Any, directory: Path) -> None:
     """The dashboard while the third site trains, and at the end."""
-    running = subprocess.Popen(command("run", "--run", RUN, "--json"), cwd=directory, stdout=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        command("run", "--run", RUN, "--json"), cwd=directory, stdout=subprocess.DEVNULL
+    )
     page.wait_for_selector(f"#run-name:has-text('{RUN}')", timeout=LONG_MS)
     third = '.card[data-site="south"]'
     page.wait_for_selector(f'{third} .doing:has-text("pool member 2")', timeout=LONG_MS)
@@ -92,14 +105,20 @@ def live(page: Any, directory: Path) -> None:
         timeout=LONG_MS,
     )
     page.wait_for_timeout(2500)  # the last figures, and the model's last way
-    keep(page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": 1900}, full_page=True), "dashboard-ended.png")
+    keep(
+        page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": 1900}, full_page=True),
+        "dashboard-ended.png",
+    )
 
 
 def report(page: Any, directory: Path) -> None:
     """The top of the page, and its figures."""
     html = directory / "report.html"
     subprocess.run(
-        command("report", "--run", RUN, "--out", str(html)), cwd=directory, check=True, stdout=subprocess.DEVNULL
+        command("report", "--run", RUN, "--out", str(html)),
+        cwd=directory,
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     page.goto(html.as_uri())
     keep(page.screenshot(), "report-top.png")
@@ -122,7 +141,9 @@ def main() -> None:
             text = federation.file.read_text("utf-8").replace("epochs = 8", f"epochs = {EPOCHS}")
             federation.file.write_text(text.replace('name = "demo"', 'name = "xray"'), "utf-8")
             with browser() as opened, dashboard(directory) as url:
-                page = opened.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+                page = opened.new_page(
+                    viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light"
+                )
                 page.goto(url)
                 live(page, directory)
                 report(page, directory)

@@ -36,7 +36,11 @@ def generate(out: Path) -> None:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for pattern in GENERATED for path in root.rglob(pattern)}
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for pattern in GENERATED
+        for path in root.rglob(pattern)
+    }
 
 
 def main() -> None:
@@ -44,7 +48,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             generate(Path(scratch))
             wanted, found = contents(Path(scratch)), contents(ROOT)
-        stale = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+        stale = sorted(
+            name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
+        )
         if stale:
             sys.exit(f"out of date, run `make proto`: {', '.join(stale)}")
     else:

@@ -1,4 +1,6 @@
-"""What many tests need: a real CA with real sites. Keys are made once per session; nothing here is mocked."""
+"""What many tests need: a real CA with real sites. Keys are made once per session; nothing here is
+mocked.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedelmy_launcher import authority
+from fedelmy_launcher.ca import authority
+from fedelmy_node.domain.subject import Subject
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import fingerprint, to_pem
 from fedelmy_node.identity.keys import encode_key, read_key
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
-from hospital import Hospital
+from tests.support.hospital import Hospital
 
 # How long an example takes says nothing on a machine that others use, too.
 hypothesis.settings.register_profile("fedelmy", deadline=None)
@@ -38,7 +40,9 @@ def federation_ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def identities(federation_ca: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Identity]:
+def identities(
+    federation_ca: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Identity]:
     """The sites `north` and `south`, and the `operator`, of one federation."""
     found = {"operator": keystore.load(federation_ca / "operator")}
     for name in ("north", "south"):

@@ -1,4 +1,5 @@
-"""A client of HTTP/2 that is as slow and as rude as it is told: TLS of the standard library and frames by hand.
+"""A client of HTTP/2 that is as slow and as rude as it is told: TLS of the standard library and
+frames by hand.
 
 grpc's own client sends whole messages and answers pings, so it cannot be a bad caller.
 """
@@ -29,7 +30,9 @@ class Connection:
         version: ssl.TLSVersion | None = None,
         settings: Mapping[int, int] | None = None,
     ) -> None:
-        """`version`: of TLS, and no other; None: whatever both ends have. `settings`: of HTTP/2, other than usual."""
+        """`version`: of TLS, and no other; None: whatever both ends have. `settings`: of HTTP/2,
+        other than usual.
+        """
         host, _, port = address.rpartition(":")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
@@ -54,9 +57,13 @@ class Connection:
         """The headers of a call; its message is still to come."""
         stream, self._next = self._next, self._next + 2
         fields = {
-            ":method": "POST", ":scheme": "https", ":path": method, ":authority": "node",
-            "te": "trailers", "content-type": "application/grpc",
-        }  # fmt: skip
+            ":method": "POST",
+            ":scheme": "https",
+            ":path": method,
+            ":authority": "node",
+            "te": "trailers",
+            "content-type": "application/grpc",
+        }
         block = b"".join(_literal(name, value) for name, value in fields.items())
         self._socket.sendall(_frame(_HEADERS, _END_HEADERS, stream, block))
         return stream
@@ -65,7 +72,9 @@ class Connection:
         self._socket.sendall(_frame(_DATA, 0, stream, data))
 
     def listen(self) -> set[int]:
-        """Read what has come, answer what keeps the connection alive, and say which streams have ended."""
+        """Read what has come, answer what keeps the connection alive, and say which streams have
+        ended.
+        """
         self._socket.settimeout(0.001)
         try:
             while received := self._socket.recv(1 << 16):
@@ -100,7 +109,9 @@ def message_head(size: int) -> bytes:
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+    return (
+        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+    )
 
 
 def _literal(name: str, value: str) -> bytes:

@@ -1,9 +1,11 @@
-"""The attacker of `bench/siege.py`: one process with a valid certificate of another site, for as long as it lives.
+"""The attacker of `bench/siege.py`: one process with a valid certificate of another site, for as
+long as it lives.
 
     python bench/ends/siege.py ADDRESS IDENTITY OFFERS
 
-ADDRESS is the node's, IDENTITY a directory, OFFERS a file with the messages of Transfer.Begin, one a line in base64.
-Prints `ready` when everything is under way, and a line of counts when its standard input ends.
+ADDRESS is the node's, IDENTITY a directory, OFFERS a file with the messages of Transfer.Begin, one
+a line in base64. Prints `ready` when everything is under way, and a line of counts when its
+standard input ends.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from itertools import cycle
 from pathlib import Path
 
 import grpc
-from http2 import Connection, message_head
 
+from bench.ends.http2 import Connection, message_head
 from fedelmy_node.domain.names import Address
 from fedelmy_node.identity import keystore
-from fedelmy_node.rpc.dial import channel_to, probe
+from fedelmy_node.rpc.channel import channel_to, probe
 from fedelmy_proto.v1 import transfer_pb2
 
 STALLED, FLOODS, AT_ONCE, SLOW, SLOW_STREAMS = 200, 8, 32, 24, 4
@@ -35,7 +37,14 @@ class Siege:
 
     def __init__(self, address: str, identity: Path, offers: list[bytes]) -> None:
         self.address, self.home, self.offers = address, identity, offers
-        self.counts = {"connections": 0, "hung_up": 0, "begun": 0, "refused": 0, "slow_streams": 0, "slow_ended": 0}
+        self.counts = {
+            "connections": 0,
+            "hung_up": 0,
+            "begun": 0,
+            "refused": 0,
+            "slow_streams": 0,
+            "slow_ended": 0,
+        }
         self._identity = keystore.load(identity)
         self._lock = threading.Lock()
 
@@ -48,7 +57,9 @@ class Siege:
             self.counts[what] += 1
 
     def _stall(self) -> None:
-        """200 connections that open and then say nothing, or half a greeting; a new one for each that is closed."""
+        """200 connections that open and then say nothing, or half a greeting; a new one for each
+        that is closed.
+        """
         host, _, port = self.address.rpartition(":")
         held: list[socket.socket] = []
         while True:
@@ -81,7 +92,9 @@ class Siege:
         offers = cycle(self.offers)
         seen = probe(Address(self.address), self._identity, expect_role="site")
         channel = channel_to(Address(self.address), self._identity, seen)
-        call = channel.unary_unary("/fedelmy.v1.Transfer/Begin", None, transfer_pb2.BeginReply.FromString)
+        call = channel.unary_unary(
+            "/fedelmy.v1.Transfer/Begin", None, transfer_pb2.BeginReply.FromString
+        )
 
         def ended(done: grpc.Future[object]) -> None:
             room.release()
@@ -92,8 +105,12 @@ class Siege:
             call.future(next(offers), timeout=30).add_done_callback(ended)
 
     def _dribble(self) -> None:
-        """A stream of blocks, or a single call, that sends one byte a second; begun again when it is broken off."""
-        for method in cycle(("/fedelmy.v1.Transfer/Send", "/fedelmy.v1.Transfer/Begin", "/fedelmy.v1.Peer/Watch")):
+        """A stream of blocks, or a single call, that sends one byte a second; begun again when it
+        is broken off.
+        """
+        for method in cycle(
+            ("/fedelmy.v1.Transfer/Send", "/fedelmy.v1.Transfer/Begin", "/fedelmy.v1.Peer/Watch")
+        ):
             try:
                 connection = Connection(self.address, self.home)
                 streams: set[int] = set()
@@ -115,7 +132,9 @@ class Siege:
 
 def main() -> None:
     address, identity, offers = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    siege = Siege(address, identity, [base64.b64decode(line) for line in offers.read_text().split()])
+    siege = Siege(
+        address, identity, [base64.b64decode(line) for line in offers.read_text().split()]
+    )
     siege.begin()
     print("ready", flush=True)
     sys.stdin.read()

@@ -1,10 +1,11 @@
-"""The two ends of `bench/transfer.py`, each a process: commands come as lines of JSON, and so do the answers.
+"""The two ends of `bench/transfer.py`, each a process: commands come as lines of JSON, and so do
+the answers.
 
     python bench/ends/transfer.py receiver DIRECTORY
     python bench/ends/transfer.py sender DIRECTORY
 
-DIRECTORY has `identities/north` and `identities/south`. Both baselines use the same messages, blocks and options as
-ours; they leave out the digests, the checks and the journal.
+DIRECTORY has `identities/north` and `identities/south`. Both baselines use the same messages,
+blocks and options as ours; they leave out the digests, the checks and the journal.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ from typing import Any
 
 import grpc
 
-from fedelmy_launcher.plans import compile_plan, signed_slices
-from fedelmy_node.bundles.header import read_header
+from fedelmy_launcher.plans.compiler import compile_plan, signed_slices
+from fedelmy_node.bundle.format import read_header
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.plan_file import read_slice
-from fedelmy_node.config.site import Given, load_site_config
-from fedelmy_node.daemon.awaiting import Awaiting
-from fedelmy_node.daemon.inbox import Inbox
-from fedelmy_node.daemon.peers import Peers
-from fedelmy_node.daemon.switchboard import Switchboard
+from fedelmy_node.config.site_file import Given, load_site_config
+from fedelmy_node.domain.artifact import BLOCK_BYTES, Offer, Origin, Parcel
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, run_id
-from fedelmy_node.domain.transfer import BLOCK_BYTES, Offer, Origin, Parcel
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.live import LiveIdentity
-from fedelmy_node.rpc import endpoint, services
+from fedelmy_node.identity.live_identity import LiveIdentity
+from fedelmy_node.peers.connections import Peers
+from fedelmy_node.peers.tunnel.tunnel_client import TunnelClient
+from fedelmy_node.peers.tunnel.tunnel_server import TunnelServer
+from fedelmy_node.rpc import server, services
+from fedelmy_node.rpc.authorization import Guard
+from fedelmy_node.rpc.channel import open_channel
 from fedelmy_node.rpc.clients import PeerClient
-from fedelmy_node.rpc.dial import open_channel
-from fedelmy_node.rpc.guard import Guard
-from fedelmy_node.rpc.relaying import RELAY_RULES, add_relay
-from fedelmy_node.rpc.serve import make_server
+from fedelmy_node.rpc.server import make_server
+from fedelmy_node.rpc.tunnel_service import RELAY_RULES, add_relay
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared
+from fedelmy_node.store.state_directory import Layout
+from fedelmy_node.transfer.inbox import Inbox
 from fedelmy_proto.v1 import transfer_pb2, transfer_pb2_grpc
 
 EDGE = EdgeId("train.1@north>train.2@south")
 NORTH, SOUTH = SiteName("north"), SiteName("south")
-BUDGETS = {kind: replace(budget, per_second=1e6) for kind, budget in endpoint.BUDGETS.items()}
+BUDGETS = {kind: replace(budget, per_second=1e6) for kind, budget in server.BUDGETS.items()}
 """As a node's, but hand-overs may follow each other without a pause."""
 Command = Mapping[str, Any]
 
@@ -63,7 +64,9 @@ def main() -> None:
 
 
 class Receiver:
-    """Three real servers with TLS and the real guard: one discards, one writes and syncs, one is ours."""
+    """Three real servers with TLS and the real guard: one discards, one writes and syncs, one is
+    ours.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -78,11 +81,13 @@ class Receiver:
         self._addresses = {
             "discard": self._serve(lambda server: _add(_Discard(), server)),
             "write": self._serve(lambda server: _add(_Write(scratch), server)),
-            "ours": self._serve(lambda server: services.add_network(server, None, None, self._inbox)),  # type: ignore[arg-type]
+            "ours": self._serve(
+                lambda server: services.add_network(server, None, None, self._inbox)
+            ),  # type: ignore[arg-type]
         }
 
     def _serve(self, add: Callable[[grpc.Server], None]) -> Address:
-        guard = Guard(services.RULES, BUDGETS, believe=lambda: self._identity.trust)
+        guard = Guard(services.RULES, BUDGETS, trust=lambda: self._identity.trust)
         server, address = make_server(
             Address("127.0.0.1:0"), self._identity, interceptors=[guard], workers=guard.workers
         )
@@ -97,12 +102,16 @@ class Receiver:
     def wait(self, address: str) -> Command:
         """As a site that cannot be called: wait at the sender, and call back."""
         config = load_site_config(
-            Given(state=self._root / "south", listen=self._addresses["ours"], peers=(f"north={address}",),
-                  direction="pull")
-        )  # fmt: skip
+            Given(
+                state=self._root / "south",
+                listen=self._addresses["ours"],
+                peers=(f"north={address}",),
+                direction="pull",
+            )
+        )
         peers = Peers(config, SOUTH, LiveIdentity(self._root / "identities" / "south"))
-        self._awaiting = Awaiting(config, self._addresses["ours"], peers, self._journal)
-        self._awaiting.look_again()
+        self._awaiting = TunnelClient(config, self._addresses["ours"], peers, self._journal)
+        self._awaiting.refresh()
         return {}
 
     def prepare(self, run: str, bundle: str) -> Command:
@@ -110,9 +119,14 @@ class Receiver:
         payload = signed_slices(compile_plan(_federation(), run_id(run)), None)[SOUTH].payload
         manifest = read_header(Path(bundle)).manifest
         prepared = Prepared(
-            payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o",
-            manifest=manifest, report={},
-        )  # fmt: skip
+            payload=payload,
+            slice=read_slice(payload),
+            signature=b"",
+            certificate=b"",
+            operator="o",
+            manifest=manifest,
+            report={},
+        )
         self._journal.add_run(prepared)
         return {}
 
@@ -161,8 +175,8 @@ class Sender:
         self._identity = keystore.load(root / "identities" / "north")
         self._channels: dict[str, grpc.Channel] = {}
         self._arrived = threading.Event()
-        self._switchboard = Switchboard(lambda _: self._arrived.set())
-        guard = Guard(RELAY_RULES, BUDGETS, believe=lambda: self._identity.trust)
+        self._switchboard = TunnelServer(lambda _: self._arrived.set())
+        guard = Guard(RELAY_RULES, BUDGETS, trust=lambda: self._identity.trust)
         self._server, self._address = make_server(
             Address("127.0.0.1:0"), self._identity, interceptors=[guard], workers=guard.workers
         )
@@ -174,7 +188,9 @@ class Sender:
 
     def connect(self, addresses: dict[str, Address]) -> Command:
         for kind, address in addresses.items():
-            self._open(kind, open_channel(address, self._identity, expect_role="site", expect_site=SOUTH))
+            self._open(
+                kind, open_channel(address, self._identity, expect_role="site", expect_site=SOUTH)
+            )
         return {}
 
     def meet(self) -> Command:
@@ -182,7 +198,10 @@ class Sender:
         assert self._arrived.wait(30)
         join, nowhere = self._switchboard.join(SOUTH), Address("127.0.0.1:1/south")
         assert join is not None
-        self._open("pulled", open_channel(nowhere, self._identity, expect_role="site", expect_site=SOUTH, join=join))
+        self._open(
+            "pulled",
+            open_channel(nowhere, self._identity, expect_role="site", expect_site=SOUTH, join=join),
+        )
         return {}
 
     def _open(self, kind: str, channel: grpc.Channel) -> None:
@@ -193,12 +212,22 @@ class Sender:
         path, channel = Path(bundle), self._channels[kind]
         manifest = read_header(path).manifest
         offer = Offer(
-            run=RunId(run), edge=EDGE, size=path.stat().st_size, sha256=sha256, block_bytes=BLOCK_BYTES,
-            wire_dtype="float32", manifest=manifest, origin=Origin(contributors=(StepId("train.1@north"),)),
-        )  # fmt: skip
+            run=RunId(run),
+            edge=EDGE,
+            size=path.stat().st_size,
+            sha256=sha256,
+            block_bytes=BLOCK_BYTES,
+            wire_dtype="float32",
+            manifest=manifest,
+            origin=Origin(contributors=(StepId("train.1@north"),)),
+        )
         began = time.perf_counter()
         if kind in ("ours", "pulled"):
-            size = PeerClient(channel, "south", 60.0).deliver(Parcel(offer=offer, path=path), lambda _: None).size
+            size = (
+                PeerClient(channel, "south", 60.0)
+                .deliver(Parcel(offer=offer, path=path), lambda _: None)
+                .size
+            )
         else:
             size = transfer_pb2_grpc.TransferStub(channel).Send(_plain(path)).size
         seconds = time.perf_counter() - began
@@ -223,20 +252,29 @@ def _plain(path: Path) -> Iterator[transfer_pb2.SendRequest]:
 def _memory() -> dict[str, int]:
     """Resident bytes now, and the most since this was last asked."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    found = {name: int(lines[key].split()[0]) * 1024 for name, key in (("now", "VmRSS"), ("peak", "VmHWM"))}
+    found = {
+        name: int(lines[key].split()[0]) * 1024
+        for name, key in (("now", "VmRSS"), ("peak", "VmHWM"))
+    }
     Path("/proc/self/clear_refs").write_text("5")
     return found
 
 
 def _federation() -> Federation:
     table = {
-        "name": "pair", "topology": "chain", "order": "listed", "deliver": "last",
+        "name": "pair",
+        "topology": "chain",
+        "order": "listed",
+        "deliver": "last",
         "members": [{"name": name, "address": "127.0.0.1:1"} for name in (NORTH, SOUTH)],
         "recipe": {
-            "seed": 0, "model": {"name": "mlp"}, "strategy": {"name": "fedelmy"}, "training": {"epochs": 1},
+            "seed": 0,
+            "model": {"name": "mlp"},
+            "strategy": {"name": "fedelmy"},
+            "training": {"epochs": 1},
             "task": {"classes": ["a", "b"], "input": {"height": 8, "width": 8, "channels": 1}},
         },
-    }  # fmt: skip
+    }
     return decode(Federation, table)
 
 

@@ -4,8 +4,9 @@
 
 Commands come on the standard input, one per line, and each is answered with one line:
 
-    on SEQ     open COUNT streams, each on a connection of its own, for events after SEQ   "on"
-    off        close them                                          "off [first and last event of each, how many]"
+    on SEQ     open COUNT streams, each on a connection of its own, for events after SEQ   "on" off
+    close them                                          "off [first and last event of each, how
+    many]"
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import sys
 import threading
 from pathlib import Path
 
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.names import Address, RunId, SiteName
-from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity import keystore
+from fedelmy_node.rpc.channel import open_channel
 from fedelmy_node.rpc.clients import OperatorClient
-from fedelmy_node.rpc.dial import open_channel
 
 
 class Watcher:
@@ -51,7 +52,9 @@ def main() -> None:
         word, _, after = line.strip().partition(" ")
         if word == "on":
             for _ in range(int(count)):
-                channel = open_channel(Address(address), operator, expect_role="site", expect_site=SiteName(site))
+                channel = open_channel(
+                    Address(address), operator, expect_role="site", expect_site=SiteName(site)
+                )
                 watchers.append(Watcher(OperatorClient(channel, site), run, int(after)))
             print("on", flush=True)
         else:

@@ -1,1 +1,1 @@
-"""The operator's side: federation files, plans, run control, simulation, demo. It sees progress, never weights."""
+"""The operator's side: plans, run control, simulation, demo. It sees progress, never weights."""

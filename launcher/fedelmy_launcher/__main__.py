@@ -1,10 +1,10 @@
-"""`python -m fedelmy_launcher` is `fedelmy-launch` of this very Python."""
+"""`python -m fedelmy_launcher` runs `fedelmy-launch` with this Python."""
 
-from fedelmy_node.children import leave_working_directory
+from fedelmy_node.child_process import leave_working_directory
 
 leave_working_directory()
 
-from fedelmy_launcher.cli import main  # noqa: E402 - not before what it imports is ours
+from fedelmy_launcher.cli import main  # noqa: E402 - only now: imports must not come from the cwd
 
 __all__: list[str] = []
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from testbed import Bed
+
+from tests.e2e.support.testbed import Bed
 
 GRACE_MS = 10_000
 

@@ -1,11 +1,12 @@
-"""docker-compose.yml, run to its end: undisturbed, with a site killed in mid-training, with a site's network cut.
+"""docker-compose.yml, run to its end: undisturbed, with a site killed in mid-training, with a
+site's network cut.
 
     python tests/e2e/containers.py [--image NAME] [--engine docker|podman] [--cut SECONDS] [--json]
 
-All three results must be the bytes that `fedelmy-launch simulate` gives in the same image. Every model is trained for
-more epochs than in the demo, so that there is a middle to be killed in. What the containers may do is looked at from
-inside. Without an engine that works it says so and is content (exit code 0).
-Exit code 1: something does not hold.
+All three results must be the bytes that `fedelmy-launch simulate` gives in the same image. Every
+model is trained for more epochs than in the demo, so that there is a middle to be killed in. What
+the containers may do is looked at from inside. Without an engine that works it says so and is
+content (exit code 0). Exit code 1: something does not hold.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from container_checks import SITES, container_checks
-from engines import Engine, EngineError, NoEngineError, Stack, find_engine
+from tests.e2e.support.container_checks import SITES, container_checks
+from tests.e2e.support.engines import Engine, EngineError, NoEngineError, Stack, find_engine
 
 __all__ = ["main"]
 
@@ -34,7 +35,9 @@ _ROOT = Path(__file__).parents[2]
 _KILLED, _CUT = "east", "south"
 _EPOCHS = 200
 _MOMENT = re.compile(rf"{_KILLED}\s+pool member 1/\d+ done")
-"""The launcher's line after which the killed site trains its second model; the cut one waits for it, then."""
+"""The launcher's line after which the killed site trains its second model; the cut one waits for
+it, then.
+"""
 _SIMULATE = (
     "mkdir /tmp/run; cp /demo/federation.toml /tmp/run; cd /tmp/run;"
     " fedelmy-launch partition digits --site north --site east --site south --site west --seed 0 --json >/dev/null;"
@@ -54,11 +57,17 @@ class Told:
 
     @property
     def good(self) -> bool:
-        return len(self.digests) == 4 and len(set(self.digests.values())) == 1 and not any(self.checks.values())
+        return (
+            len(self.digests) == 4
+            and len(set(self.digests.values())) == 1
+            and not any(self.checks.values())
+        )
 
 
 class Demo:
-    """The stack of docker-compose.yml in a directory of its own, with nothing of it left afterwards."""
+    """The stack of docker-compose.yml in a directory of its own, with nothing of it left
+    afterwards.
+    """
 
     def __init__(self, engine: Engine, image: str, directory: Path) -> None:
         self.engine, self.image, self.directory = engine, image, directory
@@ -68,7 +77,9 @@ class Demo:
         shutil.copy(_ROOT / "docker-compose.yml", directory)
         shutil.copytree(_ROOT / "deploy" / "compose", directory / "deploy" / "compose")
         federation = directory / "deploy" / "compose" / "demo" / "federation.toml"
-        longer, changed = re.subn(r"(?m)^epochs = \d+$", f"epochs = {_EPOCHS}", federation.read_text("utf-8"))
+        longer, changed = re.subn(
+            r"(?m)^epochs = \d+$", f"epochs = {_EPOCHS}", federation.read_text("utf-8")
+        )
         assert changed == 1
         federation.write_text(longer, "utf-8")
         settings = {
@@ -99,7 +110,9 @@ class Demo:
         return self._digest(said)
 
     def another_run(self, act: Callable[[], None], trace: str) -> str:
-        """The launcher again; `act` is done once, at the moment, and must leave this trace in what the sites tell."""
+        """The launcher again; `act` is done once, at the moment, and must leave this trace in what
+        the sites tell.
+        """
         said, done = [], False
         with self.stack.lines("start", "--attach", self.stack.container("launcher")) as lines:
             for line in lines:
@@ -116,10 +129,14 @@ class Demo:
     def _digest(self, said: Sequence[str]) -> str:
         state = self.engine.inspect(self.stack.container("launcher"))["State"]
         if state["ExitCode"]:
-            raise EngineError(f"the launcher ended with {state['ExitCode']}: {' / '.join(said[-5:])}")
+            raise EngineError(
+                f"the launcher ended with {state['ExitCode']}: {' / '.join(said[-5:])}"
+            )
         report = json.loads((self.directory / "out" / "report.json").read_text("utf-8"))
         if report["state"] != "done" or report["subset"] or tuple(report["contributors"]) != SITES:
-            raise EngineError(f"the run is {report['state']} with the work of {report['contributors']}")
+            raise EngineError(
+                f"the run is {report['state']} with the work of {report['contributors']}"
+            )
         digest: str = report["bundle_sha256"]
         return digest
 
@@ -132,7 +149,9 @@ class Demo:
         self.engine.run("start", container)
 
     def cut(self, seconds: float) -> None:
-        """A site without any network for so long; it comes back under its name, often with other addresses."""
+        """A site without any network for so long; it comes back under its name, often with other
+        addresses.
+        """
         container, networks = self.stack.container(_CUT), list(self.stack.networks(_CUT))
         for network in networks:
             self.engine.run("network", "disconnect", network, container)
@@ -146,14 +165,30 @@ class Demo:
         """The digest of the same federation in one process, in the same image."""
         demo = self.directory / "deploy" / "compose" / "demo"
         printed = self.engine.run(
-            "run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL",
-            "--volume", f"{demo}:/demo:ro,z", "--entrypoint", "/bin/sh", self.image, "-ec", _SIMULATE,
-        )  # fmt: skip
+            "run",
+            "--rm",
+            "--network",
+            "none",
+            "--read-only",
+            "--tmpfs",
+            "/tmp",
+            "--cap-drop",
+            "ALL",
+            "--volume",
+            f"{demo}:/demo:ro,z",
+            "--entrypoint",
+            "/bin/sh",
+            self.image,
+            "-ec",
+            _SIMULATE,
+        )
         digest: str = json.loads(printed.splitlines()[-1])["bundle_sha256"]
         return digest
 
     def start_up_seconds(self) -> tuple[float, float]:
-        """A site's container that is started again: until the node is well, and of that the last probe."""
+        """A site's container that is started again: until the node is well, and of that the last
+        probe.
+        """
         container = self.stack.container("west")
         self.engine.run("stop", "-t", "45", container)
         stopped = self.engine.inspect(container)["State"]["ExitCode"]
@@ -163,7 +198,10 @@ class Demo:
         self.engine.run("start", container)
         while True:
             asked = time.monotonic()
-            if self.engine.ask("exec", container, "fedelmy-node", "health", "--quiet").returncode == 0:
+            if (
+                self.engine.ask("exec", container, "fedelmy-node", "health", "--quiet").returncode
+                == 0
+            ):
                 return time.monotonic() - begun, time.monotonic() - asked
             if asked - begun > 120:
                 raise EngineError("west does not become healthy")
@@ -173,7 +211,10 @@ class Demo:
         if self.engine.name == "podman":
             wrong = [site for site in SITES if self._probe(site)]
         else:
-            states = {site: self.engine.inspect(self.stack.container(site))["State"]["Health"] for site in SITES}
+            states = {
+                site: self.engine.inspect(self.stack.container(site))["State"]["Health"]
+                for site in SITES
+            }
             wrong = [site for site, state in states.items() if state["Status"] != "healthy"]
         return f"not healthy: {', '.join(wrong)}" if wrong else ""
 
@@ -204,26 +245,47 @@ def perform(demo: Demo, told: Told, cut_seconds: float) -> None:
             told.checks[what] = str(error)
         _say(f"# {what}: {told.checks[what] or 'ok'}")
     begun = time.monotonic()
-    killed, cut = rf"{_KILLED}\s+goes on from a checkpoint", rf"{_KILLED}\s+(hand-over to|cannot reach) {_CUT}"
+    killed, cut = (
+        rf"{_KILLED}\s+resumed from a checkpoint",
+        rf"{_KILLED}\s+(transfer to {_CUT}|{_CUT} unreachable)",
+    )
     timed(f"{_KILLED} killed in mid-training", lambda: demo.another_run(demo.kill, killed))
-    timed(f"{_CUT} cut off for {cut_seconds:g} s", lambda: demo.another_run(lambda: demo.cut(cut_seconds), cut))
+    timed(
+        f"{_CUT} cut off for {cut_seconds:g} s",
+        lambda: demo.another_run(lambda: demo.cut(cut_seconds), cut),
+    )
     timed("simulated", demo.simulated)
     whole, probe = demo.start_up_seconds()
-    told.figures["container start until healthy"] = f"{whole:.1f} s, of which the last probe {probe:.1f} s"
+    told.figures["container start until healthy"] = (
+        f"{whole:.1f} s, of which the last probe {probe:.1f} s"
+    )
 
 
 def table(told: Told) -> str:
-    lines = [f"{name:<34} {digest[:16]}  {told.seconds[name]:>5.0f} s" for name, digest in told.digests.items()]
-    lines += [f"FAIL {what}: {wrong}" if wrong else f"ok   {what}" for what, wrong in told.checks.items()]
+    lines = [
+        f"{name:<34} {digest[:16]}  {told.seconds[name]:>5.0f} s"
+        for name, digest in told.digests.items()
+    ]
+    lines += [
+        f"FAIL {what}: {wrong}" if wrong else f"ok   {what}" for what, wrong in told.checks.items()
+    ]
     return "\n".join([*lines, *(f"{name:<34} {value}" for name, value in told.figures.items())])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--image", default=os.environ.get("FEDELMY_IMAGE"), help="use this one, and build none")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--image", default=os.environ.get("FEDELMY_IMAGE"), help="use this one, and build none"
+    )
     parser.add_argument("--engine", choices=("docker", "podman"), help="only this one")
-    parser.add_argument("--cut", type=float, default=30.0, metavar="SECONDS", help="how long a site is cut off (30)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--cut", type=float, default=30.0, metavar="SECONDS", help="how long a site is cut off (30)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     options = parser.parse_args(arguments)
     try:
         engine = find_engine(options.engine)
@@ -235,7 +297,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.image is None:
         _say(f"# building {image} with {engine.name}")
         engine.build(_ROOT, image)
-    told.figures["image"] = f"{engine.inspect('--type', 'image', image)['Size'] / 1e9:.2f} GB ({engine.name})"
+    told.figures["image"] = (
+        f"{engine.inspect('--type', 'image', image)['Size'] / 1e9:.2f} GB ({engine.name})"
+    )
     with tempfile.TemporaryDirectory(prefix="fedelmy-containers-") as directory:
         demo = Demo(engine, image, Path(directory))
         try:
@@ -251,7 +315,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _say(table(told))
     _say("green" if told.good else "FAIL")
     if options.json:
-        facts = {"digests": told.digests, "seconds": told.seconds, "checks": told.checks, "figures": told.figures}
+        facts = {
+            "digests": told.digests,
+            "seconds": told.seconds,
+            "checks": told.checks,
+            "figures": told.figures,
+        }
         _say(json.dumps(facts | {"green": told.good}))
     return 0 if told.good else 1
 

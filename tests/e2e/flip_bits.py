@@ -1,10 +1,13 @@
-"""Any bit of any file in a site's state directory is flipped: the node reads the same, mends it, or refuses clearly.
+"""Any bit of any file in a site's state directory is flipped: the node reads the same, mends it, or
+refuses clearly.
 
-    python tests/e2e/flip_bits.py [--kind KIND]... [--flips N] [--runs N] [--beds N] [--seed N] [--json]
+    python tests/e2e/flip_bits.py [--kind KIND]... [--flips N] [--runs N] [--beds N] [--seed N]
+    [--json]
 
-Snapshots are taken of a run of real daemons that are killed in the middle of it. Each flip is in a fresh copy of one.
-`--flips` of each kind (300) go through the start of a node and the code that reads the file, without training;
-`--runs` of each kind (10) to the end of the run, with real daemons. Exit code 0: nothing was WRONG.
+Snapshots are taken of a run of real daemons that are killed in the middle of it. Each flip is in a
+fresh copy of one. `--flips` of each kind (300) go through the start of a node and the code that
+reads the file, without training; `--runs` of each kind (10) to the end of the run, with real
+daemons. Exit code 0: nothing was WRONG.
 
     harmless   the same was read
     repaired   said that something cannot be used, and fell back to what is right, or to less of it
@@ -31,11 +34,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from flip_reads import READERS, Place, Read
-from flip_runs import Stage
-from flipbed import KINDS, SITES, FlipBed, Snapshot, strangers
-
-from fedelmy_node.errors import FedelmyError
+from fedelmy_node.domain.errors import FedelmyError
+from tests.e2e.support.flip_reads import READERS, Place, Read
+from tests.e2e.support.flip_runs import Stage
+from tests.e2e.support.flipbed import KINDS, SITES, FlipBed, Snapshot, strangers
 
 __all__ = ["Flip", "Judged", "Judge", "flips", "main"]
 
@@ -43,7 +45,9 @@ Verdict = Literal["harmless", "repaired", "history", "refused", "same", "WRONG"]
 _READ: Sequence[Verdict] = ("harmless", "repaired", "history", "refused", "WRONG")
 _RUN: Sequence[Verdict] = ("same", "refused", "WRONG")
 _HEAD_BYTES = 1024
-"""Of three flips one is so near to the beginning, because headers are small, and one is in a byte that is not zero."""
+"""Of three flips one is so near to the beginning, because headers are small, and one is in a byte
+that is not zero.
+"""
 _LOOKS = 50
 _JOBS = "jobs: n/a, they cross a pipe and are never on the disk"
 
@@ -102,7 +106,9 @@ class Judge:
         self.snapshot = bed.snapshot(kind)
         self._copy = bed.root / "copy"
         self._whole = self._read(lambda state: None)
-        self._less = [(less.content, less.history) for less in map(self._read, _FALLBACKS.get(kind, ()))]
+        self._less = [
+            (less.content, less.history) for less in map(self._read, _FALLBACKS.get(kind, ()))
+        ]
         """What may be read instead."""
 
     def judge(self, flip: Flip) -> Judged:
@@ -110,17 +116,25 @@ class Judge:
             read = self._read(flip.apply, flip.file)
         except FedelmyError as error:
             clear = error.code != "E-INTERNAL"
-            return Judged(flip=flip, verdict="refused" if clear else "WRONG", why=f"{error.code}: {error.message}")
+            return Judged(
+                flip=flip,
+                verdict="refused" if clear else "WRONG",
+                why=f"{error.code}: {error.message}",
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody could make sense of it
             return Judged(flip=flip, verdict="WRONG", why=repr(error))
         if (read.content, read.history) in self._less and (read.told or self._kind == "wal"):
             return Judged(
-                flip=flip, verdict="repaired", why=read.told or "the last commit is gone, as after a power loss"
+                flip=flip,
+                verdict="repaired",
+                why=read.told or "the last commit is gone, as after a power loss",
             )
         if read.content == self._whole.content:
             past: Verdict = "harmless" if read.history == self._whole.history else "history"
             return Judged(flip=flip, verdict="repaired" if read.told else past, why=read.told)
-        return Judged(flip=flip, verdict="WRONG", why=f"other content; told: {read.told or 'nothing'}")
+        return Judged(
+            flip=flip, verdict="WRONG", why=f"other content; told: {read.told or 'nothing'}"
+        )
 
     def _read(self, change: Callable[[Path], None], written: str = "") -> Read:
         """A fresh copy, changed, read."""
@@ -133,7 +147,9 @@ class Judge:
 
 
 def _copy(source: Path, target: Path, written: str) -> None:
-    """Tensors are only read, and replaced as a whole: a link does, but for the file that is to be flipped."""
+    """Tensors are only read, and replaced as a whole: a link does, but for the file that is to be
+    flipped.
+    """
 
     def copy(old: str, new: str) -> None:
         if old.endswith(".safetensors") and old != str(source / written):
@@ -145,11 +161,17 @@ def _copy(source: Path, target: Path, written: str) -> None:
 
 
 def _without_last_commit(state: Path) -> None:
-    """The log without its last commit, as after a power loss. The format is SQLite's: sqlite.org/walformat.html."""
+    """The log without its last commit, as after a power loss. The format is SQLite's:
+    sqlite.org/walformat.html.
+    """
     log = state / "journal.db-wal"
     data = log.read_bytes()
     frame_bytes = 24 + int.from_bytes(data[8:12], "big")
-    starts = [start for start in range(32, len(data), frame_bytes) if data[start + 8 : start + 16] == data[16:24]]
+    starts = [
+        start
+        for start in range(32, len(data), frame_bytes)
+        if data[start + 8 : start + 16] == data[16:24]
+    ]
     commits = [start for start in starts if data[start + 4 : start + 8] != bytes(4)]
     log.write_bytes(data[: commits[-2] + frame_bytes])
 
@@ -172,13 +194,23 @@ _FALLBACKS: dict[str, Sequence[Callable[[Path], None]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; repeatable")
-    parser.add_argument("--flips", type=int, default=300, help="of each kind, without training (300)")
-    parser.add_argument("--runs", type=int, default=10, help="of each kind, to the end of the run (10)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kind", action="append", choices=list(KINDS), help="only this kind; repeatable"
+    )
+    parser.add_argument(
+        "--flips", type=int, default=300, help="of each kind, without training (300)"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=10, help="of each kind, to the end of the run (10)"
+    )
     parser.add_argument("--beds", type=int, default=2, help="federations at once (2)")
     parser.add_argument("--seed", type=int, default=1, help="chooses the bits (1)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     options = parser.parse_args(arguments)
     logging.disable()  # what a node logs of a flip is in its verdict
     begun = time.monotonic()
@@ -200,7 +232,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(root)
     if options.json:
         rows = {"read": _rows(trial.read), "to_the_end": _rows(trial.ran)}
-        told = {"flip_bits": rows, "wrong": wrong, "problems": trial.problems, "green": green, "seconds": seconds}
+        told = {
+            "flip_bits": rows,
+            "wrong": wrong,
+            "problems": trial.problems,
+            "green": green,
+            "seconds": seconds,
+        }
         _say(json.dumps(told))
     return 0 if green else 1
 
@@ -246,7 +284,10 @@ class Trial:
                 self.problems.append(f"nobody has said what a flipped bit does in {path}")
         for kind in self._kinds if self._flips else ():
             begun, judge = time.monotonic(), Judge(bed, kind)
-            found = [_told(judge.judge(flip)) for flip in flips(kind, judge.snapshot, self._flips, self._seed)]
+            found = [
+                _told(judge.judge(flip))
+                for flip in flips(kind, judge.snapshot, self._flips, self._seed)
+            ]
             self.read += found
             _say(f"{kind}: {len(found)} flips read in {time.monotonic() - begun:.0f} s")
 
@@ -262,7 +303,9 @@ class Trial:
             flip = list(flips(kind, bed.snapshot(kind), self._runs, self._seed + 1))[number]
             judged = _told(Judged(flip=flip, **stage.play(kind, flip.apply)))
             self.ran.append(judged)
-            _say(f"{kind} {number + 1} to the end: {judged.verdict} in {time.monotonic() - begun:.0f} s")
+            _say(
+                f"{kind} {number + 1} to the end: {judged.verdict} in {time.monotonic() - begun:.0f} s"
+            )
 
 
 def _told(judged: Judged) -> Judged:
@@ -274,7 +317,10 @@ def _told(judged: Judged) -> Judged:
 
 def _rows(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
     kinds = dict.fromkeys(one.flip.kind for one in judged)
-    return {kind: dict(Counter(one.verdict for one in judged if one.flip.kind == kind)) for kind in kinds}
+    return {
+        kind: dict(Counter(one.verdict for one in judged if one.flip.kind == kind))
+        for kind in kinds
+    }
 
 
 def table(judged: Sequence[Judged], verdicts: Sequence[Verdict]) -> str:
@@ -282,7 +328,10 @@ def table(judged: Sequence[Judged], verdicts: Sequence[Verdict]) -> str:
     lines = [f"{'':12}{'flips':>9}" + "".join(f"{verdict:>10}" for verdict in verdicts)]
     for kind in dict.fromkeys(one.flip.kind for one in judged):
         counts = Counter(one.verdict for one in judged if one.flip.kind == kind)
-        lines.append(f"{kind:12}{counts.total():>9}" + "".join(f"{counts[verdict]:>10}" for verdict in verdicts))
+        lines.append(
+            f"{kind:12}{counts.total():>9}"
+            + "".join(f"{counts[verdict]:>10}" for verdict in verdicts)
+        )
     return "\n".join(lines)
 
 

@@ -1,13 +1,16 @@
-"""Every process is killed with SIGKILL at every moment of a run, and every run ends by itself with the same bytes.
+"""Every process is killed with SIGKILL at every moment of a run, and every run ends by itself with
+the same bytes.
 
     python tests/e2e/kill_matrix.py [--pull] [--only WHO:WHEN]... [--apart] [--beds N] [--json]
 
-What died is started again, except for a launcher: its run ends without one, and only then another launcher is asked
-for the result. A cell is n/a where no such process is there at that moment. Exit code 0: no cell failed.
+What died is started again, except for a launcher: its run ends without one, and only then another
+launcher is asked for the result. A cell is n/a where no such process is there at that moment. Exit
+code 0: no cell failed.
 
-Every run loads torch six times, so a run has two or three kills, each of another kind at another moment; if anything is
-wrong with it, each of its cells is tried again in a run of its own. `--apart` does that at once. With `--pull`, nobody
-can call the second site: what it receives flows backwards over connections of its own.
+Every run loads torch six times, so a run has two or three kills, each of another kind at another
+moment; if anything is wrong with it, each of its cells is tried again in a run of its own.
+`--apart` does that at once. With `--pull`, nobody can call the second site: what it receives flows
+backwards over connections of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from killbed import WHO, KillBed, Who
-from moments import MOMENTS, MissedError
-from testbed import Bed
+from tests.e2e.support.killbed import WHO, KillBed, Who
+from tests.e2e.support.moments import MOMENTS, MissedError
+from tests.e2e.support.testbed import Bed
 
 __all__ = ["main", "acts", "perform", "Cell", "Outcome"]
 
@@ -73,7 +76,9 @@ _GROUPS = (
     ("mid-transfer-receiver", "averaging"),
     ("after-receipt", "delivering"),
 )
-"""Moments that one run can have in this order: the hand-over between the sites is disturbed in one way only."""
+"""Moments that one run can have in this order: the hand-over between the sites is disturbed in one
+way only.
+"""
 
 
 def acts(cells: Sequence[Cell], *, apart: bool) -> list[tuple[Cell, ...]]:
@@ -89,7 +94,9 @@ def acts(cells: Sequence[Cell], *, apart: bool) -> list[tuple[Cell, ...]]:
 
 
 def perform(bed: KillBed, *cells: Cell) -> list[Outcome]:
-    """One run with these kills, in the order of their moments; what is wrong with it is wrong with all of them."""
+    """One run with these kills, in the order of their moments; what is wrong with it is wrong with
+    all of them.
+    """
     begun = time.monotonic()
     for _ in range(_TRIES):
         victims, kills = [], []
@@ -105,16 +112,23 @@ def perform(bed: KillBed, *cells: Cell) -> list[Outcome]:
             return _failures(cells, begun, str(error).strip() or repr(error))
         wrong = list(tally.wrong)
         if result["bundle_sha256"] != bed.undisturbed:
-            wrong.append(f"the result is {result['bundle_sha256'][:12]}, undisturbed it is {bed.undisturbed[:12]}")
+            wrong.append(
+                f"the result is {result['bundle_sha256'][:12]}, undisturbed it is {bed.undisturbed[:12]}"
+            )
         if wrong:
             return _failures(cells, begun, "; ".join(wrong))
         return [
             Outcome(
-                cell=cell, verdict="ok" if victim else "n/a", victim=victim, seconds=after - before,
+                cell=cell,
+                verdict="ok" if victim else "n/a",
+                victim=victim,
+                seconds=after - before,
                 repeated_epochs=tally.repeated_epochs,
             )
-            for cell, victim, before, after in zip(cells, victims, kills, [*kills[1:], time.monotonic()], strict=True)
-        ]  # fmt: skip
+            for cell, victim, before, after in zip(
+                cells, victims, kills, [*kills[1:], time.monotonic()], strict=True
+            )
+        ]
     return _failures(cells, begun, f"a moment was missed {_TRIES} times")
 
 
@@ -157,7 +171,9 @@ class Matrix:
                     bed.close()  # whatever is wrong there stays there
                     bed = None
                 if failed and len(act) > 1:
-                    _say(f"        {', '.join(map(str, act))}: FAIL, each again by itself: {outcomes[0].reason}")
+                    _say(
+                        f"        {', '.join(map(str, act))}: FAIL, each again by itself: {outcomes[0].reason}"
+                    )
                     for cell in act:
                         self._acts.put((cell,))
                 else:
@@ -204,21 +220,33 @@ def table(cells: Sequence[Cell], outcomes: dict[Cell, Outcome]) -> str:
     titles = {"both": "daemon+trainer"}
     lines = [f"{'SIGKILL':22}" + "".join(f"{titles.get(name, name):>16}" for name in who)]
     for moment in when:
-        texts = [outcomes[cell].text if (cell := Cell(name, moment)) in outcomes else "-" for name in who]
+        texts = [
+            outcomes[cell].text if (cell := Cell(name, moment)) in outcomes else "-" for name in who
+        ]
         lines.append(f"{moment:22}" + "".join(f"{text:>16}" for text in texts))
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", metavar="WHO:WHEN", help="only this cell; repeatable, * is all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", action="append", metavar="WHO:WHEN", help="only this cell; repeatable, * is all"
+    )
     parser.add_argument("--pull", action="store_true", help="the second site cannot be called")
     parser.add_argument("--apart", action="store_true", help="a run of its own for every cell")
     parser.add_argument("--beds", type=int, default=2, help="federations at once (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     options = parser.parse_args(arguments)
     everything = [Cell(who, when) for when in MOMENTS for who in WHO]
-    cells = [cell for cell in everything if not options.only or any(_fits(cell, only) for only in options.only)]
+    cells = [
+        cell
+        for cell in everything
+        if not options.only or any(_fits(cell, only) for only in options.only)
+    ]
     if not cells:
         parser.error(f"no such cell; who: {', '.join(WHO)}; when: {', '.join(MOMENTS)}")
     begun = time.monotonic()
@@ -237,12 +265,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for problem in matrix.problems:
         _say(f"FAIL {problem}")
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("ok", "n/a", "FAIL"))
-    _say(f"{counts} of {len(cells)} cells in {seconds:.0f} s" + ("" if green else f"; logs in {root}"))
+    _say(
+        f"{counts} of {len(cells)} cells in {seconds:.0f} s"
+        + ("" if green else f"; logs in {root}")
+    )
     if green:
         shutil.rmtree(root)
     if options.json:
         rows = [asdict(outcome) for outcome in matrix.outcomes.values()]
-        _say(json.dumps({"kill_matrix": rows, "problems": matrix.problems, "green": green, "seconds": seconds}))
+        _say(
+            json.dumps(
+                {
+                    "kill_matrix": rows,
+                    "problems": matrix.problems,
+                    "green": green,
+                    "seconds": seconds,
+                }
+            )
+        )
     return 0 if green else 1
 
 

@@ -1,12 +1,14 @@
-"""Random faults on real daemons: every run ends by itself with the bytes of `simulate`, or the schedule has failed.
+"""Random faults on real daemons: every run ends by itself with the bytes of `simulate`, or the
+schedule has failed.
 
     python tests/e2e/soak.py [--schedules 50] [--seed 0] [--json]
 
-Schedule N of a soak has the seed `--seed` + N, and is known from it: `--seed 17 --schedules 1` repeats the one that
-was printed as seed 17. Faults come when the run is as far as the schedule says, or after a while without news.
-Names are fresh, or used again after a site has refused or the operator has cancelled. When all faults are over, a
-person takes a run up again only if nothing of it goes on; then it must end, every step done once and every bundle
-received once. Exit code 0: all schedules ended so.
+Schedule N of a soak has the seed `--seed` + N, and is known from it: `--seed 17 --schedules 1`
+repeats the one that was printed as seed 17. Faults come when the run is as far as the schedule
+says, or after a while without news. Names are fresh, or used again after a site has refused or the
+operator has cancelled. When all faults are over, a person takes a run up again only if nothing of
+it goes on; then it must end, every step done once and every bundle received once. Exit code 0: all
+schedules ended so.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fault_schedules import schedule
-from soakbed import NAMES, SoakBed, Storm, make_bed
+from tests.e2e.support.fault_schedules import schedule
+from tests.e2e.support.soakbed import NAMES, SoakBed, Storm, make_bed
 
 __all__ = ["main", "soak", "table", "Outcome"]
 
@@ -60,13 +62,20 @@ def soak(bed: SoakBed, seed: int) -> Outcome:
         reason = str(error).strip() or repr(error)
         _say(f"{drawn}\n{reason}\n{storm.evidence()}")
     return Outcome(
-        seed=seed, schedule=str(drawn), ok=not reason, seconds=time.monotonic() - begun, reason=reason,
-        asked_again=storm.asked_again, missed=storm.missed,
-    )  # fmt: skip
+        seed=seed,
+        schedule=str(drawn),
+        ok=not reason,
+        seconds=time.monotonic() - begun,
+        reason=reason,
+        asked_again=storm.asked_again,
+        missed=storm.missed,
+    )
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Where each kind of fault, opening or fresh name occurred, and how many of those schedules ended well."""
+    """Where each kind of fault, opening or fresh name occurred, and how many of those schedules
+    ended well.
+    """
     found: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         drawn = schedule(outcome.seed, NAMES)
@@ -81,10 +90,14 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--schedules", type=int, default=50, help="how many (50)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     options = parser.parse_args(arguments)
     root, bed, news = Path(tempfile.mkdtemp(prefix="fedelmy-soak-")), None, 0
     outcomes: list[Outcome] = []
@@ -94,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 bed = make_bed(root / f"bed-{seed}")
                 bed.news = news
             outcomes.append(outcome := soak(bed, seed))
-            _say(f"[{len(outcomes)}/{options.schedules}] {outcome.verdict} {outcome.seconds:.0f} s, {outcome.schedule}")
+            _say(
+                f"[{len(outcomes)}/{options.schedules}] {outcome.verdict} {outcome.seconds:.0f} s, {outcome.schedule}"
+            )
             news = bed.news
             if not outcome.ok:
                 bed.close()  # whatever is wrong there stays there
@@ -115,7 +130,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not failed:
         shutil.rmtree(root)
     if options.json:
-        _say(json.dumps({"soak": [asdict(outcome) for outcome in outcomes], "green": not failed, "seconds": seconds}))
+        _say(
+            json.dumps(
+                {
+                    "soak": [asdict(outcome) for outcome in outcomes],
+                    "green": not failed,
+                    "seconds": seconds,
+                }
+            )
+        )
     return 1 if failed else 0
 
 

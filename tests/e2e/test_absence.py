@@ -1,4 +1,6 @@
-"""Sites that die and stay away: wait, skip and abort, with the first, a middle, the last and two neighbouring sites."""
+"""Sites that die and stay away: wait, skip and abort, with the first, a middle, the last and two
+neighbouring sites.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testbed import Bed, Site, launched
 
-from fedelmy_launcher.federation_file import load_federation
-from fedelmy_launcher.plans import compile_plan
-from fedelmy_launcher.simulate import Simulation, data_of
+from fedelmy_launcher.plans.compiler import compile_plan, load_federation
+from fedelmy_launcher.simulate.simulation import Simulation, data_of
 from fedelmy_node.domain.names import run_id
+from tests.e2e.support.testbed import Bed, Site, launched
 
 NAMES = ("north", "south", "west", "east")
 PATIENCE_SECONDS = 3.0
@@ -32,7 +33,8 @@ CASES = {
 def dead_sites(*always: str) -> list[Any]:
     """Every case; in `make test` only those named here."""
     return [
-        pytest.param(dead, id=name, marks=() if name in always else pytest.mark.full) for name, dead in CASES.items()
+        pytest.param(dead, id=name, marks=() if name in always else pytest.mark.full)
+        for name, dead in CASES.items()
     ]
 
 
@@ -68,7 +70,9 @@ def write(bed: Bed, policy: str, epochs: int = 30) -> None:
     bed.write_file()
     text = bed.file.read_text().replace("epochs = 2", f"epochs = {epochs}")
     bed.file.write_text(
-        text.replace("seed = 3", f'seed = 3\non_unreachable = "{policy}"\npatience = "{PATIENCE_SECONDS:g}s"')
+        text.replace(
+            "seed = 3", f'seed = 3\non_unreachable = "{policy}"\npatience = "{PATIENCE_SECONDS:g}s"'
+        )
     )
 
 
@@ -76,9 +80,13 @@ def simulated(bed: Bed, tmp_path: Path, without: Sequence[str] = ()) -> str:
     """The result of the same federation if some sites had never been in it."""
     described = load_federation(bed.file)
     kept = tuple(member for member in described.members if member.name not in without)
-    plan = compile_plan(described.__class__(**{**_fields(described), "members": kept}), run_id("simulated"))
+    plan = compile_plan(
+        described.__class__(**{**_fields(described), "members": kept}), run_id("simulated")
+    )
     found: list[str] = []
-    Simulation(plan, data_of(described), tmp_path, lambda event: found.append(event.data.get("sha256", ""))).run()
+    Simulation(
+        plan, data_of(described), tmp_path, lambda event: found.append(event.data.get("sha256", ""))
+    ).run()
     return [sha256 for sha256 in found if sha256][-1]
 
 
@@ -92,7 +100,9 @@ def wait_for(launcher: subprocess.Popen[str], kind: str, site: str | None = None
         event: dict[str, Any] = json.loads(line).get("event", {})
         if event.get("kind") == kind and site in (None, event["site"]):
             return event
-    raise AssertionError(f"no {kind} of {site}: {launcher.stderr.read() if launcher.stderr else ''}")
+    raise AssertionError(
+        f"no {kind} of {site}: {launcher.stderr.read() if launcher.stderr else ''}"
+    )
 
 
 def show(site: Site, run: str) -> dict[str, Any]:
@@ -137,12 +147,18 @@ def test_skip(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
     assert result["subset"] is True and sorted(result["contributors"]) == sorted(alive)
     left_out = {entry["site"]: entry for entry in result["left_out"]}
     assert set(left_out) == set(dead)
-    assert all(entry["code"] == "E-PEER-UNREACHABLE" and entry["reason"] for entry in left_out.values())
-    assert [site["state"] for site in result["sites"] if site["name"] in alive] == ["done"] * len(alive)
+    assert all(
+        entry["code"] == "E-PEER-UNREACHABLE" and entry["reason"] for entry in left_out.values()
+    )
+    assert [site["state"] for site in result["sites"] if site["name"] in alive] == ["done"] * len(
+        alive
+    )
     for name in dead:
         restart(bed, name)
         report = until_over(bed.sites[name], run)
-        assert set(steps(report).values()) <= {"skipped", "done"}, "a site that comes back learns that it was skipped"
+        assert set(steps(report).values()) <= {"skipped", "done"}, (
+            "a site that comes back learns that it was skipped"
+        )
         assert "skipped" in steps(report).values()
 
 
@@ -186,7 +202,9 @@ def test_wait(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
         wait_for(launcher, "unreachable")
         while min(out_of_reach(bed, run).values(), default=0.0) <= PATIENCE_SECONDS:
             pass  # each look takes a command
-        assert set(out_of_reach(bed, run)) == set(dead), "whoever is left says whom it waits for, beyond any patience"
+        assert set(out_of_reach(bed, run)) == set(dead), (
+            "whoever is left says whom it waits for, beyond any patience"
+        )
         for name in dead:
             restart(bed, name)
         out, err = launcher.communicate(timeout=LONGEST_SECONDS)
@@ -213,10 +231,14 @@ def test_abort(bed: Bed, dead: tuple[str, ...]) -> None:
         assert (report["state"], report["code"]) == ("aborted", "E-RUN-ABORTED")
 
 
-@pytest.mark.parametrize(("victim", "deliver"), [("west", "all"), pytest.param("east", "last", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("victim", "deliver"), [("west", "all"), pytest.param("east", "last", marks=pytest.mark.full)]
+)
 def test_a_cancel_reaches_a_site_that_was_down(bed: Bed, victim: str, deliver: str) -> None:
     write(bed, "wait", epochs=100_000)
-    bed.file.write_text(bed.file.read_text().replace("seed = 3", f'seed = 3\ndeliver = "{deliver}"'))
+    bed.file.write_text(
+        bed.file.read_text().replace("seed = 3", f'seed = 3\ndeliver = "{deliver}"')
+    )
     run = f"cancelled-{victim}"
     with launched(bed, run) as launcher:
         wait_for(launcher, "epoch", "north")

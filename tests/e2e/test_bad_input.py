@@ -1,4 +1,6 @@
-"""Whatever is wrong: a clear message with a stable code, its exit code, what to do, and nothing changed on disk."""
+"""Whatever is wrong: a clear message with a stable code, its exit code, what to do, and nothing
+changed on disk.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,16 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from testbed import Bed, Done, run
 
-from fedelmy_launcher.control import Sites
-from fedelmy_launcher.federation_file import load_federation
-from fedelmy_launcher.plans import compile_plan, signed_slices
+from fedelmy_launcher.control.sites import Sites
+from fedelmy_launcher.plans.compiler import compile_plan, load_federation, signed_slices
 from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.domain.errors import PeerError
 from fedelmy_node.domain.names import SiteName, run_id
 from fedelmy_node.domain.reports import Signed
-from fedelmy_node.errors import PeerError
 from fedelmy_node.identity import keystore
-from fedelmy_node.identity.signing import Purpose, sign
+from fedelmy_node.identity.signatures import Purpose, sign
+from tests.e2e.support.testbed import Bed, Done, run
 
 NAMES = ("north", "south")
 
@@ -37,8 +38,16 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 
 
 def snapshot(root: Path) -> dict[str, str]:
-    """Every file under `root` that holds something, with its digest; a daemon's live files are left out."""
-    live = {"journal.db-wal", "journal.db-shm", "admin.sock", "audit.jsonl", "audit.head"}  # refusals are written down
+    """Every file under `root` that holds something, with its digest; a daemon's live files are left
+    out.
+    """
+    live = {
+        "journal.db-wal",
+        "journal.db-shm",
+        "admin.sock",
+        "audit.jsonl",
+        "audit.head",
+    }  # refusals are written down
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(root.rglob("*"))
@@ -115,7 +124,13 @@ def test_sending_needs_consent(bed: Bed) -> None:
         assert f"--peer south={bed.sites['south'].address}" in done.err
     finally:
         north.stop()
-        north.start("--indices", "parts/north.json", "--peer", bed.sites["south"].address, listen=north.address)
+        north.start(
+            "--indices",
+            "parts/north.json",
+            "--peer",
+            bed.sites["south"].address,
+            listen=north.address,
+        )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +141,9 @@ def test_sending_needs_consent(bed: Bed) -> None:
         (lambda path: None, "npz:{}/x.npz", "E-DATA-MISSING"),
     ],
 )
-def test_data_that_is_not_there(bed: Bed, tmp_path: Path, make: Callable[[Path], None], data: str, code: str) -> None:
+def test_data_that_is_not_there(
+    bed: Bed, tmp_path: Path, make: Callable[[Path], None], data: str, code: str
+) -> None:
     folder = tmp_path / "data"
     make(folder)
     refused(bed, data.format(folder), code)
@@ -138,7 +155,9 @@ def test_a_class_that_the_model_has_no_output_for(bed: Bed, tmp_path: Path) -> N
         for number in range(5):
             Image.new("L", (8, 8), number * 20).save(tmp_path / name / f"{number}.png")
     done = refused(bed, f"imagefolder:{tmp_path}", "E-DATA-CLASS")
-    assert "eleven" not in done.err and "details.log" in done.err  # folders may be named after people
+    assert (
+        "eleven" not in done.err and "details.log" in done.err
+    )  # folders may be named after people
     assert "eleven" in (bed.sites["south"].state / "details.log").read_text()
 
 
@@ -153,7 +172,9 @@ def refused(bed: Bed, data: str, code: str) -> Done:
         assert "south" in done.err
         assert snapshot(south.state) == before
         states = bed.sites["north"].node("runs", "list", "--json").ok().json["runs"]
-        assert [entry["state"] for entry in states if entry["run"] == "bad-data"][-1:] == ["cancelled"]
+        assert [entry["state"] for entry in states if entry["run"] == "bad-data"][-1:] == [
+            "cancelled"
+        ]
         return done
     finally:
         south.stop()
@@ -171,9 +192,9 @@ def test_an_unknown_kind_of_data_does_not_even_start(bed: Bed) -> None:
 def test_files_that_cannot_be_written(bed: Bed, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     bed.launch("simulate", "--out", str(tmp_path / "file" / "out")).failed("E-STORE-UNWRITABLE", 7)
-    bed.launch("partition", "digits", "--site", "a", "--out", str(tmp_path / "file" / "out")).failed(
-        "E-DATA-INDICES", 3
-    )
+    bed.launch(
+        "partition", "digits", "--site", "a", "--out", str(tmp_path / "file" / "out")
+    ).failed("E-DATA-INDICES", 3)
 
 
 def test_a_run_that_nobody_knows(bed: Bed) -> None:
@@ -185,7 +206,9 @@ def test_a_port_in_use(bed: Bed, make_bed: Callable[..., Bed]) -> None:
     other = make_bed("north")
     site = other.sites["north"]
     before = snapshot(site.state)
-    done = site.node("serve", "--listen", bed.sites["north"].address, "--data", "digits").failed("E-CONFIG-PORT", 2)
+    done = site.node("serve", "--listen", bed.sites["north"].address, "--data", "digits").failed(
+        "E-CONFIG-PORT", 2
+    )
     assert "in use" in done.err
     assert snapshot(site.state) == before
 
@@ -194,7 +217,9 @@ def test_a_second_daemon_on_the_same_state(bed: Bed) -> None:
     site = bed.sites["south"]
     assert site.process is not None
     before = snapshot(site.state)
-    done = site.node("serve", "--listen", site.address, "--data", "digits").failed("E-STORE-LOCKED", 7)
+    done = site.node("serve", "--listen", site.address, "--data", "digits").failed(
+        "E-STORE-LOCKED", 7
+    )
     assert str(site.process.pid) in done.err
     assert snapshot(site.state) == before
     assert site.node("health").ok()
@@ -204,7 +229,15 @@ def test_a_state_directory_that_cannot_be_written(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     run(
-        "fedelmy_node", "serve", "--insecure", "--site", "x", "--data", "digits", "--state", str(blocked / "state")
+        "fedelmy_node",
+        "serve",
+        "--insecure",
+        "--site",
+        "x",
+        "--data",
+        "digits",
+        "--state",
+        str(blocked / "state"),
     ).failed("E-STORE-UNWRITABLE", 7)
     assert blocked.read_text() == "in the way"
 
@@ -213,7 +246,9 @@ def test_a_state_directory_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_state_directory_without_permission(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o500)
-    run("fedelmy_node", "serve", "--insecure", "--site", "x", "--state", str(locked)).failed("E-STORE-UNWRITABLE", 7)
+    run("fedelmy_node", "serve", "--insecure", "--site", "x", "--state", str(locked)).failed(
+        "E-STORE-UNWRITABLE", 7
+    )
 
 
 def test_a_site_without_identity_is_told_what_to_do(tmp_path: Path) -> None:
@@ -227,14 +262,18 @@ def test_site_toml_mistakes(bed: Bed, tmp_path: Path) -> None:
     config.write_text('[site]\nlistne = "x"\n')
     done = serve(bed.sites["north"].state, "--config", str(config)).failed("E-CONFIG-KEY", 2)
     assert "listen" in done.err
-    serve(bed.sites["north"].state, "--config", str(tmp_path / "none.toml")).failed("E-CONFIG-MISSING", 2)
+    serve(bed.sites["north"].state, "--config", str(tmp_path / "none.toml")).failed(
+        "E-CONFIG-MISSING", 2
+    )
 
 
 def test_administration_needs_a_daemon(tmp_path: Path) -> None:
     done = run("fedelmy_node", "runs", "list", "--state", str(tmp_path)).failed("E-STORE-DAEMON", 7)
     assert "fedelmy-node serve" in done.err
-    typo = run("fedelmy_node", "runs", "list", "--state", str(tmp_path / "nort")).failed("E-STORE-DAEMON", 7)
-    assert "name the site's with --state" in typo.err
+    typo = run("fedelmy_node", "runs", "list", "--state", str(tmp_path / "nort")).failed(
+        "E-STORE-DAEMON", 7
+    )
+    assert "give the site's with --state" in typo.err
 
 
 def test_another_federations_operator_is_refused(bed: Bed, tmp_path: Path) -> None:
@@ -249,10 +288,17 @@ def test_a_plan_of_another_contract(bed: Bed) -> None:
     federation = load_federation(bed.file)
     identity = keystore.load(bed.ca / "operator")
     slices = signed_slices(compile_plan(federation, run_id("future")), identity)
-    payload = canonical_json(json.loads(slices[SiteName("north")].payload) | {"contract": "fedelmy.v2"})
+    payload = canonical_json(
+        json.loads(slices[SiteName("north")].payload) | {"contract": "fedelmy.v2"}
+    )
     signature = sign(identity, payload, purpose=Purpose.PLAN)
-    signed = Signed(payload=payload, signature=signature.value, certificate=signature.certificate_pem)
-    with Sites(federation, identity) as sites, pytest.raises(PeerError, match=r"fedelmy\.v2.*fedelmy\.v1") as caught:
+    signed = Signed(
+        payload=payload, signature=signature.value, certificate=signature.certificate_pem
+    )
+    with (
+        Sites(federation, identity) as sites,
+        pytest.raises(PeerError, match=r"fedelmy\.v2.*fedelmy\.v1") as caught,
+    ):
         sites.client(SiteName("north")).prepare(signed)
     assert (caught.value.code, caught.value.exit_code) == ("E-PEER-CONTRACT", 6)
     assert "future" not in bed.sites["north"].node("runs", "list").ok().out

@@ -1,4 +1,6 @@
-"""`fedelmy-launch check` before a run: the operator sees what the sites find out about themselves and each other."""
+"""`fedelmy-launch check` before a run: the operator sees what the sites find out about themselves
+and each other.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
-from testbed import Bed
+
+from tests.e2e.support.testbed import Bed
 
 KEYS = {"ready", "sites", "approval", "problems", "warnings", "findings", "estimate"}
 
@@ -29,15 +32,20 @@ def test_a_site_that_cannot_reach_another_is_found_before_the_run(bed: Bed) -> N
     assert set(found) == KEYS and not found["ready"]
     assert list(found["problems"]) == ["north"]
     problem = found["problems"]["north"]
-    assert problem["code"] == "E-PEER-UNREACHABLE" and "north cannot hand over to south" in problem["message"]
-    # From here both are well, and north's own look says where it ends; all the rest of it was looked at, too.
+    assert (
+        problem["code"] == "E-PEER-UNREACHABLE"
+        and "north cannot hand over to south" in problem["message"]
+    )
+    # From here both are well, and north's own look says where it ends; all the rest of it was
+    # looked at, too.
     for site in ("north", "south"):
         way = [each for each in found["findings"][site] if each["subject"] == "from here"]
         assert [each["check"] for each in way][-3:] == ["version", "clock", "speed"]
         assert {each["verdict"] for each in way} == {"ok"}
     north = {(each["subject"], each["check"]): each for each in found["findings"]["north"]}
     assert (
-        north["peer south", "tcp"]["verdict"] == "failure" and "correct the port" in north["peer south", "tcp"]["fix"]
+        north["peer south", "tcp"]["verdict"] == "failure"
+        and "correct the port" in north["peer south", "tcp"]["fix"]
     )
     assert north["data", "samples"]["verdict"] == north["disk", "room"]["verdict"] == "ok"
     assert str(bed.root) not in json.dumps(found)
@@ -48,12 +56,21 @@ def test_people_read_the_same(bed: Bed) -> None:
     done = bed.launch("check")
     assert done.code == 6
     lines = done.out.splitlines()
-    at = next(number for number, line in enumerate(lines) if line.split()[:2] == ["north", "refused"])
-    assert "north cannot hand over to south: cannot reach 127.0.0.1:9: nothing listens there" in lines[at]
+    at = next(
+        number for number, line in enumerate(lines) if line.split()[:2] == ["north", "refused"]
+    )
+    assert (
+        "north cannot hand over to south: cannot reach 127.0.0.1:9: nothing listens there"
+        in lines[at]
+    )
     assert "--peer of north" in lines[at + 1]
     assert any(line.split()[:2] == ["south", "ready"] for line in lines)
     quick = bed.launch("check", "--quick", "--json")
-    assert quick.code == 6 and quick.json["findings"] == {} and list(quick.json["problems"]) == ["north"]
+    assert (
+        quick.code == 6
+        and quick.json["findings"] == {}
+        and list(quick.json["problems"]) == ["north"]
+    )
 
 
 def test_a_federation_that_is_well_and_how_long_it_would_take(bed: Bed) -> None:
@@ -63,16 +80,34 @@ def test_a_federation_that_is_well_and_how_long_it_would_take(bed: Bed) -> None:
     bed.write_file()
     found = bed.launch("check", "--json").ok().json
     assert found["ready"] and set(found["sites"]) == {"north", "south"}
-    assert {each["verdict"] for site in found["findings"].values() for each in site} <= {"ok", "warning"}
+    assert {each["verdict"] for site in found["findings"].values() for each in site} <= {
+        "ok",
+        "warning",
+    }
     assert found["estimate"]["seconds"] > 0 and found["estimate"]["unknown"] == []
     checks = {(each["subject"], each["check"]) for each in found["findings"]["south"]}
-    assert {("peer north", "speed"), ("device", "trial"), ("device", "time"), ("identity", "dates")} <= checks
+    assert {
+        ("peer north", "speed"),
+        ("device", "trial"),
+        ("device", "time"),
+        ("identity", "dates"),
+    } <= checks
 
 
 def test_the_doctor_beside_a_running_daemon(bed: Bed) -> None:
     north, south = bed.sites["north"], bed.sites["south"]
-    arguments = ["--data", "digits", "--indices", "parts/north.json", "--peer", f"south={south.address}"]
+    arguments = [
+        "--data",
+        "digits",
+        "--indices",
+        "parts/north.json",
+        "--peer",
+        f"south={south.address}",
+    ]
     done = north.node("doctor", *arguments, "--federation", "federation.toml", "--json").ok()
     found = {(each["subject"].split("=")[0], each["check"]): each for each in done.json["findings"]}
     assert "serves on" in found["node", "daemon"]["message"]
-    assert found["peer south", "speed"]["verdict"] == "ok" and "seconds" in found["device", "time"]["facts"]
+    assert (
+        found["peer south", "speed"]["verdict"] == "ok"
+        and "seconds" in found["device", "time"]["facts"]
+    )

@@ -1,4 +1,6 @@
-"""Sites whose folders hold different classes: labels go by name, so both teach one model the same numbers."""
+"""Sites whose folders hold different classes: labels go by name, so both teach one model the same
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from pathlib import Path
 
 from PIL import Image
 from sklearn.datasets import load_digits
-from testbed import run
+
+from tests.e2e.support.testbed import run
 
 TOML = """
 [federation]
@@ -49,11 +52,14 @@ def write_folder(root: Path, classes: range) -> None:
         if label in classes:
             folder = root / NAMES[label]
             folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray((image * 15.9375).round().astype("uint8")).save(folder / f"{number:04d}.png")
+            Image.fromarray((image * 15.9375).round().astype("uint8")).save(
+                folder / f"{number:04d}.png"
+            )
 
 
 def test_two_sites_with_different_folders_train_one_model(tmp_path: Path) -> None:
-    # By folder order "eight" would be 0 at north and "five" 0 at south; by name they are 8 and 5 at both.
+    # By folder order "eight" would be 0 at north and "five" 0 at south; by name they are 8 and 5 at
+    # both.
     write_folder(tmp_path / "north", range(9))
     write_folder(tmp_path / "south", range(2, 10))
     (tmp_path / "federation.toml").write_text(TOML)

@@ -1,4 +1,6 @@
-"""A site that agrees to little: limits, a person who has to approve, and numbers that stay where they are."""
+"""A site that agrees to little: limits, a person who has to approve, and numbers that stay where
+they are.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from testbed import Bed, launched
 
-from fedelmy_node.daemon.disclosure import KEYS
+from fedelmy_node.consent.disclosure import KEYS
+from tests.e2e.support.testbed import Bed, launched
 
 NORTH = """\
 [consent]
@@ -27,7 +29,18 @@ max_change = 1000.0
 disclose = []
 require_approval = true
 """
-SECRETS = {"loss", "accuracy", "d1", "d2", "train", "validation", "test", "samples", "correct", "classes"}
+SECRETS = {
+    "loss",
+    "accuracy",
+    "d1",
+    "d2",
+    "train",
+    "validation",
+    "test",
+    "samples",
+    "correct",
+    "classes",
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +61,11 @@ def waits_for_approval(launcher: subprocess.Popen[str]) -> list[dict[str, Any]]:
     told = []
     for line in launcher.stdout:
         told.append(json.loads(line))
-        if "waits for the administrator of south" in told[-1].get("note", ""):
+        if "waiting for the administrator of south" in told[-1].get("note", ""):
             return told
-    raise AssertionError(f"it did not wait: {told} {launcher.stderr.read() if launcher.stderr else ''}")
+    raise AssertionError(
+        f"it did not wait: {told} {launcher.stderr.read() if launcher.stderr else ''}"
+    )
 
 
 def events_of(bed: Bed, site: str, run: str) -> list[dict[str, Any]]:
@@ -81,15 +96,20 @@ def test_a_run_goes_on_when_the_administrator_agrees_and_tells_what_it_may(bed: 
         assert bed.launch("status", "first", "--json").ok().json["state"] == "pending"
         assert "pending" in south.node("runs", "list").ok().out
         shown = south.node("runs", "show", "first").ok().out
-        assert "Operator operator asks site south to take part in federation 'bed'." in shown
-        assert "The model is mlp, 17,226 parameters" in shown
-        assert "2 models of 2 epochs each, 4 epochs in all" in shown
-        assert "It receives the model to start with from north." in shown
-        assert "The operator is not told how many samples this site has" in shown
+        assert (
+            "Operator operator asks site south to take part in a run of federation 'bed'." in shown
+        )
+        assert "The model is mlp: 17,226 parameters" in shown
+        assert "2 models of 2 epochs each (4 epochs in total)" in shown
+        assert "Site north sends this site the model to continue with." in shown
+        assert "The operator does not see the number of samples" in shown
         assert "train.2@south" not in shown and not list((south.state / "runs").glob("*/steps"))
         not_asked = south.node("runs", "approve", "first")
         assert not_asked.code == 1 and "Does this site take part?" in not_asked.out
-        assert "takes part: run first is prepared." in south.node("runs", "approve", "first", "--yes").ok().out
+        assert (
+            "takes part: run first is prepared."
+            in south.node("runs", "approve", "first", "--yes").ok().out
+        )
         out, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
@@ -97,7 +117,9 @@ def test_a_run_goes_on_when_the_administrator_agrees_and_tells_what_it_may(bed: 
     result = lines[-1]
     assert (result["state"], result["subset"], result["measured_at"]) == ("done", False, ["north"])
     by_name = {site["name"]: site for site in result["sites"]}
-    assert not SECRETS & set(by_name["south"]) and by_name["north"]["samples"] == result["samples"] > 0
+    assert (
+        not SECRETS & set(by_name["south"]) and by_name["north"]["samples"] == result["samples"] > 0
+    )
     heard = [line["event"] for line in lines if line.get("event", {}).get("site") == "south"]
     assert any(event["kind"] == "epoch" for event in heard), "progress is told"
     for event in heard:
@@ -105,7 +127,9 @@ def test_a_run_goes_on_when_the_administrator_agrees_and_tells_what_it_may(bed: 
     report = bed.launch("status", "first", "--json").ok().json["sites"]["south"]
     assert [step["result"] for step in report["steps"]] == [{}, {}, {}] and report["asked"] == []
     local = south.node("runs", "show", "first", "--json").ok().json
-    assert {"samples", "accuracy", "correct"} <= set(local["steps"][-1]["result"]), "the administrator sees everything"
+    assert {"samples", "accuracy", "correct"} <= set(local["steps"][-1]["result"]), (
+        "the administrator sees everything"
+    )
 
 
 def test_the_table_and_the_last_lines_cope_with_what_is_not_told(bed: Bed) -> None:
@@ -132,7 +156,10 @@ def test_a_refusal_ends_the_run_everywhere(bed: Bed) -> None:
     problem = json.loads(out.splitlines()[-1])["error"]
     assert problem["code"] == "E-CONSENT-REFUSED" and "the board has not met" in problem["message"]
     for site in (north, south):
-        runs = {run["run"]: run["state"] for run in site.node("runs", "list", "--json").ok().json["runs"]}
+        runs = {
+            run["run"]: run["state"]
+            for run in site.node("runs", "list", "--json").ok().json["runs"]
+        }
         assert runs["second"] == "cancelled"
     bed.launch("run", "--run", "second").failed("E-CONSENT-REFUSED", 5)
     south.node("runs", "approve", "second", "--yes").failed("E-CONSENT-REFUSED", 5)
@@ -157,12 +184,14 @@ def test_a_launcher_that_went_away_and_a_node_that_was_restarted(bed: Bed) -> No
 def test_what_goes_beyond_is_refused_with_its_reason(bed: Bed) -> None:
     text = bed.file.read_text()
     try:
-        bed.file.write_text(text.replace('name = "mlp"', 'name = "cnn-small"').replace("epochs = 2", "epochs = 20"))
+        bed.file.write_text(
+            text.replace('name = "mlp"', 'name = "cnn-small"').replace("epochs = 2", "epochs = 20")
+        )
         done = bed.launch("run", "--run", "beyond").failed("E-CONSENT-MODEL", 5)
     finally:
         bed.file.write_text(text)
-    assert "asked for model 'cnn-small', and allows mlp" in done.err
-    assert "asked for 41 epochs in a run, and allows 5" in done.err
+    assert "model 'cnn-small' (allowed: mlp)" in done.err
+    assert "41 epochs in a run (allowed: 5)" in done.err
     assert "under [consent] in site.toml" in done.err
     assert "beyond" not in bed.sites["north"].node("runs", "list").ok().out
 

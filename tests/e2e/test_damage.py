@@ -1,4 +1,5 @@
-"""The journal of a site that was killed in mid-training is damaged, edited or lost: it refuses to start, and says so.
+"""The journal of a site that was killed in mid-training is damaged, edited or lost: it refuses to
+start, and says so.
 
 Given up, it takes part again when the operator repeats the run, and ends with the same bytes.
 """
@@ -12,11 +13,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from test_dead_disks import STORE_EXIT_CODE, contents
-from test_recovery import wait_for
-from testbed import Bed, Done, Site, launched
 
-from fedelmy_node.store.digests import row_digest
+from fedelmy_node.store.row_digests import row_digest
+from tests.e2e.support.testbed import Bed, Done, Site, launched
+from tests.e2e.test_dead_disks import STORE_EXIT_CODE, contents
+from tests.e2e.test_recovery import wait_for
 
 RUN = "damaged"
 
@@ -55,7 +56,15 @@ def as_killed(bed: Bed, south: Site) -> None:
 
 
 def serve(site: Site) -> Done:
-    return site.node("serve", "--listen", site.address, "--data", "digits", "--indices", f"parts/{site.name}.json")
+    return site.node(
+        "serve",
+        "--listen",
+        site.address,
+        "--data",
+        "digits",
+        "--indices",
+        f"parts/{site.name}.json",
+    )
 
 
 def settle(journal: Path) -> None:
@@ -88,7 +97,9 @@ def edit_the_plan(journal: Path) -> None:
         database.row_factory = sqlite3.Row
         row = dict(database.execute("SELECT * FROM runs").fetchone())
         del row["digest"]
-        row["prepared"] = row["prepared"].replace(b'"learning_rate":0.003', b'"learning_rate":0.002')
+        row["prepared"] = row["prepared"].replace(
+            b'"learning_rate":0.003', b'"learning_rate":0.002'
+        )
         digest = row_digest(" ".join(("runs", *row)), *row.values())
         database.execute("UPDATE runs SET prepared = ?, digest = ?", (row["prepared"], digest))
         database.commit()
@@ -122,16 +133,19 @@ def spoil_pages(journal: Path) -> None:
         file.write(b"\x55" * (size - 4096))
 
 
-@pytest.mark.parametrize(("harm", "words"), [
-    (flip_the_plan, "damaged"),
-    (flip_the_plan_at_rest, "a row of runs"),
-    (edit_the_plan, "the signature of operator/"),
-    (lose, "the journal is missing, but there are files of runs"),
-    (empty, "the journal is empty, but there are files of runs"),
-    (cut, "damaged"),
-    (lose_the_log, "journal.db-wal is missing"),
-    (spoil_pages, "journal"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (flip_the_plan, "damaged"),
+        (flip_the_plan_at_rest, "a row of runs"),
+        (edit_the_plan, "the signature of operator/"),
+        (lose, "the journal is missing, but there are files of runs"),
+        (empty, "the journal is empty, but there are files of runs"),
+        (cut, "damaged"),
+        (lose_the_log, "journal.db-wal is missing"),
+        (spoil_pages, "journal"),
+    ],
+)
 def test_a_journal_that_is_not_what_was_written_is_refused_and_left_as_it_is(
     south: Site, harm: Callable[[Path], None], words: str
 ) -> None:

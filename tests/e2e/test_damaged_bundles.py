@@ -1,4 +1,6 @@
-"""A flipped bit in a bundle at rest is found when it is read, told, and mended where somebody has the bytes."""
+"""A flipped bit in a bundle at rest is found when it is read, told, and mended where somebody has
+the bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_dead_disks import STORE_EXIT_CODE
-from test_recovery import wait_for
-from testbed import Bed, Site, launched
 
-from fedelmy_node.durable import file_sha256
+from fedelmy_node.store.durable_files import file_sha256
+from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.test_dead_disks import STORE_EXIT_CODE
+from tests.e2e.test_recovery import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,9 @@ def start_again(site: Site) -> None:
 
 
 def finish(bed: Bed, run: str) -> tuple[str, list[tuple[str, str]]]:
-    """The result of a run that is attached to, and who warned of damage, with what they did about it."""
+    """The result of a run that is attached to, and who warned of damage, with what they did about
+    it.
+    """
     lines = bed.launch("run", "--attach", run, "--json").ok().out.splitlines()
     events = [json.loads(line).get("event", {}) for line in lines]
     damages = [
@@ -83,11 +87,17 @@ def test_a_damaged_output_is_made_again_before_it_is_sent(bed: Bed, undisturbed:
     assert "is done again" in damages[0][1]
 
 
-@pytest.mark.parametrize("command", [["export", "--out", "model.safetensors"], ["evaluate"], ["predict", "x.png"]])
+@pytest.mark.parametrize(
+    "command", [["export", "--out", "model.safetensors"], ["evaluate"], ["predict", "x.png"]]
+)
 def test_a_damaged_result_is_not_used(bed: Bed, undisturbed: str, command: list[str]) -> None:
     """Comes after a run."""
     south = bed.sites["south"]
-    (path,) = (path for path in south.state.glob("runs/*/**/*.safetensors") if file_sha256(path) == undisturbed)
+    (path,) = (
+        path
+        for path in south.state.glob("runs/*/**/*.safetensors")
+        if file_sha256(path) == undisturbed
+    )
     flip(path)
     try:
         done = south.node("model", *command).failed("E-STORE-DAMAGED", STORE_EXIT_CODE)

@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from testbed import Bed, launched
 
-from browser import Visit, browser
+from tests.e2e.support.testbed import Bed, launched
+from tests.support.browser import Visit, browser
 
 NAMES = ("north", "south", "west")
 LONG_MS = 150_000
@@ -51,9 +51,21 @@ class Served:
     def __init__(self, bed: Bed, *arguments: str, token: str | None = None) -> None:
         env = os.environ | ({"FEDELMY_DASHBOARD_TOKEN": token} if token else {})
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fedelmy_launcher", "dashboard", "--no-open", "--json", *arguments],
-            cwd=bed.root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "fedelmy_launcher",
+                "dashboard",
+                "--no-open",
+                "--json",
+                *arguments,
+            ],
+            cwd=bed.root,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         assert self.process.stdout is not None
         self.url: str = json.loads(self.process.stdout.readline())["url"]
 
@@ -90,13 +102,15 @@ def pill(site: str, word: str) -> str:
     return f'.card[data-site="{site}"] .pill:has-text("{word}")'
 
 
-def test_a_run_is_shown_from_its_beginning_to_its_end_without_a_reload(bed: Bed, visit: Visit) -> None:
+def test_a_run_is_shown_from_its_beginning_to_its_end_without_a_reload(
+    bed: Bed, visit: Visit
+) -> None:
     write(bed, epochs=40)
     page = visit.page
     page.add_init_script(WATCHER)
     with dashboard(bed) as url:
         page.goto(url)
-        page.wait_for_selector("text=No site knows a run yet.", timeout=LONG_MS)
+        page.wait_for_selector("text=No runs yet.", timeout=LONG_MS)
         with launched(bed, "first") as launcher:
             page.wait_for_selector('a[data-run="first"]', timeout=LONG_MS)
             page.wait_for_selector("#run-state:has-text('done')", timeout=LONG_MS)
@@ -108,7 +122,9 @@ def test_a_run_is_shown_from_its_beginning_to_its_end_without_a_reload(bed: Bed,
             page.wait_for_selector(pill(site, "done"), timeout=LONG_MS)
         seen = page.evaluate("window.seen")
         assert all(seen[site][-1] == "done" for site in NAMES), seen
-        assert "training" in seen[NAMES[-1]], f"a browser has the time of two sites to begin: {seen}"
+        assert "training" in seen[NAMES[-1]], (
+            f"a browser has the time of two sites to begin: {seen}"
+        )
         assert page.evaluate("window.marked") is True and visit.loads == 1
         assert page.locator(".graph .edge.done:not(.deliver)").count() == len(NAMES) - 1
         assert page.locator(".graph .edge.done.deliver").count() == len(NAMES) - 1
@@ -124,8 +140,10 @@ def test_a_site_that_goes_down_is_shown_and_comes_back(bed: Bed, visit: Visit) -
     page, west = visit.page, bed.sites["west"]
     with dashboard(bed, "--at", bed.sites["north"].address) as url, launched(bed, "second"):
         page.goto(f"{url}#second")
-        page.wait_for_selector('.card[data-site="north"] .doing:has-text("pool member 1")', timeout=LONG_MS)
-        assert page.inner_text('.card[data-site="west"] .doing').startswith("waits for south")
+        page.wait_for_selector(
+            '.card[data-site="north"] .doing:has-text("pool member 1")', timeout=LONG_MS
+        )
+        assert page.inner_text('.card[data-site="west"] .doing').startswith("waiting for south")
         west.kill()
         page.wait_for_selector(pill("west", "no answer"), timeout=LONG_MS)
         assert "E-PEER-UNREACHABLE" in page.inner_text('.card[data-site="west"]')
@@ -170,11 +188,23 @@ def test_only_who_knows_the_address_may_read_and_nobody_may_write(bed: Bed) -> N
         assert page.status == 200
         policy = page.headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
-        assert page.headers["Cache-Control"] == "no-store" and page.headers["X-Content-Type-Options"] == "nosniff"
+        assert (
+            page.headers["Cache-Control"] == "no-store"
+            and page.headers["X-Content-Type-Options"] == "nosniff"
+        )
         assert page.headers["Referrer-Policy"] == "no-referrer"
-        assert ask("GET", place.path, host="127.0.0.1:8080").status == 200, "a tunnel has another port"
+        assert ask("GET", place.path, host="127.0.0.1:8080").status == 200, (
+            "a tunnel has another port"
+        )
         assert ask("HEAD", place.path).status == 200
-        for path in ("/", "/wrong/", "/wrong/events", place.path[:-2] + "/", place.path + "../etc", place.path + "x"):
+        for path in (
+            "/",
+            "/wrong/",
+            "/wrong/events",
+            place.path[:-2] + "/",
+            place.path + "../etc",
+            place.path + "x",
+        ):
             assert ask("GET", path).status == 404, path
         for host in ("evil.example", f"localhost.evil.example:{place.port}", ""):
             assert ask("GET", place.path, host=host).status == 421, host
@@ -185,7 +215,10 @@ def test_only_who_knows_the_address_may_read_and_nobody_may_write(bed: Bed) -> N
 def test_a_secret_that_could_be_guessed_is_refused(bed: Bed) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fedelmy_launcher", "dashboard", "--no-open"],
-        cwd=bed.root, env=os.environ | {"FEDELMY_DASHBOARD_TOKEN": "short"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=bed.root,
+        env=os.environ | {"FEDELMY_DASHBOARD_TOKEN": "short"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2 and "E-CONFIG-VALUE" in done.stderr, done.stderr

@@ -1,4 +1,6 @@
-"""Disks that fill up, become read-only or lose what was written: a clear code, and the run goes on after the repair."""
+"""Disks that fill up, become read-only or lose what was written: a clear code, and the run goes on
+after the repair.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killbed import KillBed, Performance
-from moments import MOMENTS
-from testbed import Bed, Site
-from witness import wait_until
+
+from tests.e2e.support.killbed import KillBed, Performance
+from tests.e2e.support.moments import MOMENTS
+from tests.e2e.support.testbed import Bed, Site
+from tests.e2e.support.witness import wait_until
 
 pytestmark = pytest.mark.timeout(600)  # each takes half a minute on a free machine
 DISK_BYTES = 112 << 20
@@ -141,7 +144,9 @@ def test_no_run_begins_on_a_full_disk(bed: KillBed, disk: Disk, south: Site) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilledUp:
-    """What a daemon did whose disk filled up while it trained, and what became of the run afterwards."""
+    """What a daemon did whose disk filled up while it trained, and what became of the run
+    afterwards.
+    """
 
     exit_code: int | None
     """None: it had not ended a while after its complaint."""
@@ -159,18 +164,25 @@ def filled_up(disk_and_bed: tuple[Disk, KillBed]) -> FilledUp:
         MOMENTS["mid-epoch"].reach(run.scene)
         before = len(south.log.read_text())
         disk.fill()
-        wait_until(lambda: "E-STORE-DISK" in said(south, before), "E-STORE-DISK in the log", every=0.1)
+        wait_until(
+            lambda: "E-STORE-DISK" in said(south, before), "E-STORE-DISK in the log", every=0.1
+        )
         with contextlib.suppress(subprocess.TimeoutExpired):
             south.process.wait(ENDS_SECONDS)
         exit_code, log = south.process.poll(), said(south, before)
         disk.free()
         restart_if_ended(bed, south)
-        return FilledUp(exit_code=exit_code, log=log, result=end_of(bed, run), wrong=run.tally().wrong)
+        return FilledUp(
+            exit_code=exit_code, log=log, result=end_of(bed, run), wrong=run.tally().wrong
+        )
 
 
 @pytest.mark.full
 def test_a_disk_that_fills_up_while_a_site_trains(bed: KillBed, filled_up: FilledUp) -> None:
-    assert (filled_up.result["state"], filled_up.result["bundle_sha256"]) == ("done", bed.undisturbed)
+    assert (filled_up.result["state"], filled_up.result["bundle_sha256"]) == (
+        "done",
+        bed.undisturbed,
+    )
     assert filled_up.wrong == ()
 
 
@@ -189,22 +201,30 @@ def test_a_disk_that_is_full_when_a_bundle_arrives(bed: KillBed, disk: Disk, sou
         run.scene.let_go()
         north = run.scene.witnesses["north"]
         wait_until(
-            lambda: north.find("retry", code="E-STORE-DISK") or "E-STORE-DISK" in said(south, before),
-            "E-STORE-DISK at one of both ends", every=0.1,
-        )  # fmt: skip
+            lambda: (
+                north.find("retry", code="E-STORE-DISK") or "E-STORE-DISK" in said(south, before)
+            ),
+            "E-STORE-DISK at one of both ends",
+            every=0.1,
+        )
         disk.free()
         restart_if_ended(bed, south)
         ends_well(bed, run)
 
 
 @pytest.mark.full
-def test_a_read_only_disk_is_named_and_changes_nothing_else(bed: KillBed, disk: Disk, south: Site) -> None:
+def test_a_read_only_disk_is_named_and_changes_nothing_else(
+    bed: KillBed, disk: Disk, south: Site
+) -> None:
     with bed.run("read-only") as run:
         MOMENTS["mid-epoch"].reach(run.scene)
         # A disk that is written to cannot be remounted; the trainer ends with its daemon.
         trainers = run.scene.witnesses["south"].trainers()
         south.kill()
-        wait_until(lambda: not any(Path(f"/proc/{trainer.pid}").exists() for trainer in trainers), "end of trainers")
+        wait_until(
+            lambda: not any(Path(f"/proc/{trainer.pid}").exists() for trainer in trainers),
+            "end of trainers",
+        )
         disk.make_read_only()
         try:
             south.node("serve", "--listen", south.address, "--data", "npz:south.npz").failed(
@@ -230,7 +250,9 @@ def test_a_torn_journal_opens_at_its_last_whole_transaction(bed: KillBed, south:
 
 
 def tear(log: Path) -> None:
-    """Cut a write-ahead log in the middle of the last frame that was written since its last restart."""
+    """Cut a write-ahead log in the middle of the last frame that was written since its last
+    restart.
+    """
     data = log.read_bytes()
     (page_bytes,) = struct.unpack(">I", data[8:12])
     frame_bytes, salts = 24 + page_bytes, data[16:24]

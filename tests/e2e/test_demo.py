@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from testbed import run
+from tests.e2e.support.testbed import run
 
 
 def test_the_demo_shows_the_product(tmp_path: Path) -> None:
@@ -17,9 +17,14 @@ def test_the_demo_shows_the_product(tmp_path: Path) -> None:
     assert result["accuracy"] > result["best_alone"]["accuracy"] == max(result["alone"].values())
     assert result["bytes_sent"] == result["paper_bytes"] == 3 * result["bundle_bytes"]
     for text in (
-        "What the sites did", "the chain", "west alone", "the best site alone", "(N-1)*M",
-        "fedelmy-demo/report.json", "fedelmy-demo/sites/west/model.safetensors",
-    ):  # fmt: skip
+        "What the sites did",
+        "the chain",
+        "west alone",
+        "the best site alone",
+        "(N-1)*M",
+        "fedelmy-demo/report.json",
+        "fedelmy-demo/sites/west/model.safetensors",
+    ):
         assert text in done.out, done.out
     assert (home / "sites" / "west" / "model.safetensors").exists()
     assert "Traceback" not in "".join(log.read_text() for log in home.glob("sites/*/node.log"))

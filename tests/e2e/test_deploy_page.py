@@ -1,8 +1,9 @@
-"""docs/deploy.md, followed literally: every command of it, on machines with an address and a file system of their own.
+"""docs/deploy.md, followed literally: every command of it, on machines with an address and a file
+system of their own.
 
-A fence of the page says where it is typed: at every `site`, or at the `operator`'s. `yours` is what a reader adapts,
-`by-hand` is what needs the internet, a firewall or a GPU: it is listed, not executed. While a `meanwhile` fence runs,
-the next one is typed.
+A fence of the page says where it is typed: at every `site`, or at the `operator`'s. `yours` is what
+a reader adapts, `by-hand` is what needs the internet, a firewall or a GPU: it is listed, not
+executed. While a `meanwhile` fence runs, the next one is typed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from machines import HAS_SYSTEMD, REPOSITORY, Machine, Network, permitted
 from PIL import Image
-from unit_file import without_systemd
+
+from tests.e2e.support.machines import HAS_SYSTEMD, REPOSITORY, Machine, Network, permitted
+from tests.e2e.support.unit_file import without_systemd
 
 PAGE = REPOSITORY / "docs" / "deploy.md"
 SITES = ("north", "south")
@@ -44,7 +46,9 @@ class Fence:
 
 
 def fences() -> list[Fence]:
-    found = re.findall(r"^```sh ([^\n]*)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"^```sh ([^\n]*)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
     return [Fence(where.split()[0], frozenset(where.split()[1:]), text) for where, text in found]
 
 
@@ -80,9 +84,13 @@ class Reader:
         self._note(fence.text)
         command = self.machine.inside("sh", "-e", "-c", f"cd /root; {self._own}{fence.text}")
         return subprocess.Popen(
-            command, env=self.machine.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            command,
+            env=self.machine.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def _note(self, text: str) -> None:
         self.transcript.append(text)
@@ -158,12 +166,17 @@ def post(readers: dict[str, Reader]) -> None:
     office = readers["operator"].machine.root / "root"
     for name in SITES:
         home = readers[name].machine.root
-        for letter, to in ((home / f"tmp/{name}.csr", office), (office / f"{name}.site.pem", home / "root")):
+        for letter, to in (
+            (home / f"tmp/{name}.csr", office),
+            (office / f"{name}.site.pem", home / "root"),
+        ):
             if letter.exists():
                 shutil.copy(letter, to)
 
 
-def test_the_page_leads_to_a_result_at_every_site(readers: dict[str, Reader], followed: list[Fence]) -> None:
+def test_the_page_leads_to_a_result_at_every_site(
+    readers: dict[str, Reader], followed: list[Fence]
+) -> None:
     digests = set()
     for name in SITES:
         shown = json.loads(readers[name].machine.run("fedelmy-node runs show first --json"))
@@ -181,7 +194,13 @@ def test_only_what_needs_the_outside_is_left_out(followed: list[Fence]) -> None:
         print(f"not executed, typed at every {fence.at}:\n{fence.text}")  # noqa: T201
     lines = [line for fence in followed for line in fence.text.splitlines()]
     internet, firewall, gpu = lines[:5], lines[5:7], lines[7:]
-    assert [line.split()[0] for line in internet] == ["apt-get", "dnf", "umask", "$PYTHON", "/opt/fedelmy/bin/pip"]
+    assert [line.split()[0] for line in internet] == [
+        "apt-get",
+        "dnf",
+        "umask",
+        "$PYTHON",
+        "/opt/fedelmy/bin/pip",
+    ]
     assert [line.split()[0] for line in firewall] == ["ufw", "firewall-cmd"]
     assert "gpu.conf" in gpu[0] and "nvidia" in gpu[1] and len(gpu) == 3
 
@@ -193,24 +212,37 @@ def test_the_doctor_is_green(readers: dict[str, Reader], followed: list[Fence]) 
         assert "failure" not in report, report
 
 
-def test_the_launchers_machine_cannot_reach_the_data(readers: dict[str, Reader], followed: list[Fence]) -> None:
+def test_the_launchers_machine_cannot_reach_the_data(
+    readers: dict[str, Reader], followed: list[Fence]
+) -> None:
     operator = readers["operator"].machine
     kept = [path for path in operator.root.rglob("*") if path.suffix in {".png", ".safetensors"}]
     assert kept == []
     for name in SITES:
         site = readers[name].machine
-        # Nothing but the node listens there, and nobody but root and the node's user reads the data.
-        listening = [line.split()[3].rpartition(":")[2] for line in site.run("ss -Htln").splitlines()]
+        # Nothing but the node listens there, and nobody but root and the node's user reads the
+        # data.
+        listening = [
+            line.split()[3].rpartition(":")[2] for line in site.run("ss -Htln").splitlines()
+        ]
         assert listening == ["50051"]
-        assert "Permission denied" in site.run("setpriv --reuid=nobody --clear-groups ls /srv/xray 2>&1 || true")
-        assert "Permission denied" in site.run("setpriv --reuid=nobody --clear-groups ls /var/lib/fedelmy 2>&1 || true")
+        assert "Permission denied" in site.run(
+            "setpriv --reuid=nobody --clear-groups ls /srv/xray 2>&1 || true"
+        )
+        assert "Permission denied" in site.run(
+            "setpriv --reuid=nobody --clear-groups ls /var/lib/fedelmy 2>&1 || true"
+        )
         assert site.run("find /srv -name '*.png' | wc -l").strip() == "120"
         assert site.run("find /srv ! -group fedelmy ! -path /srv").strip() == ""
-    data_bytes = sum(path.stat().st_size for path in (readers["north"].machine.root / "srv").rglob("*.png"))
+    data_bytes = sum(
+        path.stat().st_size for path in (readers["north"].machine.root / "srv").rglob("*.png")
+    )
     assert operator.received_bytes() < data_bytes
 
 
-def test_a_site_sees_nothing_of_another_but_its_node(readers: dict[str, Reader], followed: list[Fence]) -> None:
+def test_a_site_sees_nothing_of_another_but_its_node(
+    readers: dict[str, Reader], followed: list[Fence]
+) -> None:
     north = readers["north"].machine
     north.run("touch /srv/only-north")
     assert not (readers["south"].machine.root / "srv/only-north").exists()
@@ -228,7 +260,12 @@ def test_the_service_is_confined(readers: dict[str, Reader], followed: list[Fenc
     process = north.run("systemctl show --property MainPID --value fedelmy-node").strip()
     status = north.run(f"cat /proc/{process}/status")
     user = north.run("id -u fedelmy").strip()
-    for line in (f"Uid:\t{user}\t{user}\t{user}\t{user}", "NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000"):
+    for line in (
+        f"Uid:\t{user}\t{user}\t{user}\t{user}",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+        "CapBnd:\t0000000000000000",
+    ):
         assert line in status
     inside = f"nsenter --target {process} --mount"
     for place in ("/etc/fedelmy", "/opt/fedelmy", "/srv/xray", "/usr/local/sbin"):
@@ -240,9 +277,13 @@ def test_the_service_is_confined(readers: dict[str, Reader], followed: list[Fenc
 @needs_systemd
 def test_a_killed_node_is_started_again(readers: dict[str, Reader], followed: list[Fence]) -> None:
     south = readers["south"].machine
-    cursor = south.run("journalctl --lines 0 --show-cursor --quiet").strip().removeprefix("-- cursor: ")
+    cursor = (
+        south.run("journalctl --lines 0 --show-cursor --quiet").strip().removeprefix("-- cursor: ")
+    )
     south.run("systemctl kill --signal KILL --kill-who main fedelmy-node")
-    follow = south.inside("journalctl", "--follow", "--unit", "fedelmy-node", f"--after-cursor={cursor}")
+    follow = south.inside(
+        "journalctl", "--follow", "--unit", "fedelmy-node", f"--after-cursor={cursor}"
+    )
     with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as journal:
         assert journal.stdout is not None
         said = []
@@ -256,13 +297,19 @@ def test_a_killed_node_is_started_again(readers: dict[str, Reader], followed: li
 
 
 @needs_systemd
-def test_a_wrong_setting_is_not_tried_again_and_again(readers: dict[str, Reader], followed: list[Fence]) -> None:
+def test_a_wrong_setting_is_not_tried_again_and_again(
+    readers: dict[str, Reader], followed: list[Fence]
+) -> None:
     north = readers["north"].machine
     north.run("systemctl stop fedelmy-node")
     shown = "systemctl show --property ActiveState,Result,ExecMainStatus,NRestarts fedelmy-node"
-    assert {"ActiveState=inactive", "Result=success", "ExecMainStatus=0"} <= set(north.run(shown).split())
+    assert {"ActiveState=inactive", "Result=success", "ExecMainStatus=0"} <= set(
+        north.run(shown).split()
+    )
     north.run("cp /etc/fedelmy/site.toml /root/; echo 'lisen = 1' >> /etc/fedelmy/site.toml")
     assert "control process exited" in north.run("systemctl start fedelmy-node 2>&1 || true")
-    assert {"ActiveState=failed", "ExecMainStatus=2", "NRestarts=0"} <= set(north.run(shown).split())
+    assert {"ActiveState=failed", "ExecMainStatus=2", "NRestarts=0"} <= set(
+        north.run(shown).split()
+    )
     assert "unknown key" in north.run("journalctl --unit fedelmy-node --lines 20 --no-pager")
     north.run("cp /root/site.toml /etc/fedelmy/; systemctl start fedelmy-node; fedelmy-node health")

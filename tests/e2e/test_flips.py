@@ -1,12 +1,15 @@
-"""A short part of the flipped bits (`make e2e` has all of them): a few of each kind, without training."""
+"""A short part of the flipped bits (`make e2e` has all of them): a few of each kind, without
+training.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from flip_bits import Judge, flips
-from flipbed import KINDS, SITES, FlipBed, strangers
+
+from tests.e2e.flip_bits import Judge, flips
+from tests.e2e.support.flipbed import KINDS, SITES, FlipBed, strangers
 
 _FLIPS = 10
 _SEED = 7
@@ -32,4 +35,9 @@ def test_nothing_else_is_read_because_of_a_flipped_bit(bed: FlipBed, kind: str) 
 
 @pytest.mark.timeout(900)
 def test_every_file_of_a_state_directory_is_of_a_kind(bed: FlipBed) -> None:
-    assert [path for one in bed.snapshots.values() for name in SITES for path in strangers(one.state(name))] == []
+    assert [
+        path
+        for one in bed.snapshots.values()
+        for name in SITES
+        for path in strangers(one.state(name))
+    ] == []

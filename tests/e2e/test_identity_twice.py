@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from gates import Gate
-from testbed import COMMAND_SECONDS, Bed, Site
 
-from fedelmy_launcher.control import Sites, prepare_run
-from fedelmy_launcher.federation_file import load_federation
-from fedelmy_launcher.plans import compile_plan
+from fedelmy_launcher.control.sites import Sites, prepare_run
+from fedelmy_launcher.plans.compiler import compile_plan, load_federation
 from fedelmy_node.domain.names import run_id
 from fedelmy_node.identity import keystore
+from tests.e2e.support.gates import Gate
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site
 
 TWICE = "E-IDENTITY-TWICE: the identity of site south runs twice"
 
@@ -37,10 +36,14 @@ class Scene:
 
     def start_north(self) -> None:
         listen = self.north.address or "127.0.0.1:0"
-        self.north.start("--indices", "parts/north.json", "--peer", f"south={self.gate.address}", listen=listen)
+        self.north.start(
+            "--indices", "parts/north.json", "--peer", f"south={self.gate.address}", listen=listen
+        )
 
     def start_south(self) -> None:
-        self.south.start("--indices", "parts/south.json", listen=self.south.address or "127.0.0.1:0")
+        self.south.start(
+            "--indices", "parts/south.json", listen=self.south.address or "127.0.0.1:0"
+        )
         self.gate.target = self.south.address
 
     @contextmanager
@@ -48,7 +51,9 @@ class Scene:
         """Another daemon with all that south has, at another address, while south itself goes on."""
         self.south.stop()
         copy = Site(self.bed, "copy")
-        shutil.copytree(self.south.state, copy.state, ignore=shutil.ignore_patterns("*.sock", "*.lock"))
+        shutil.copytree(
+            self.south.state, copy.state, ignore=shutil.ignore_patterns("*.sock", "*.lock")
+        )
         self.start_south()
         copy.start("--indices", "parts/south.json", *arguments)
         try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from kill_matrix import Cell, acts, perform
-from killbed import WHO, KillBed
-from moments import MOMENTS
-from testbed import Bed
+
+from tests.e2e.kill_matrix import Cell, acts, perform
+from tests.e2e.support.killbed import WHO, KillBed
+from tests.e2e.support.moments import MOMENTS
+from tests.e2e.support.testbed import Bed
 
 KILLS = (
     Cell("trainer", "warm-up"),
@@ -32,7 +33,13 @@ def bed(make_bed: Callable[..., Bed], request: pytest.FixtureRequest) -> Iterato
 def test_a_run_whose_processes_are_killed_ends_with_the_same_bytes(bed: KillBed) -> None:
     outcomes = perform(bed, *KILLS)
     assert [(outcome.verdict, outcome.reason) for outcome in outcomes] == [("ok", "")] * len(KILLS)
-    assert [outcome.victim for outcome in outcomes] == ["north", "north", "south", "launcher", "south"]
+    assert [outcome.victim for outcome in outcomes] == [
+        "north",
+        "north",
+        "south",
+        "launcher",
+        "south",
+    ]
 
 
 def test_the_matrix_has_every_cell_once_and_no_process_twice_in_a_run() -> None:

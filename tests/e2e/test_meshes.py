@@ -1,4 +1,6 @@
-"""Ring, mesh and groups, end to end: real daemons that all know each other; the bytes of simulation."""
+"""Ring, mesh and groups, end to end: real daemons that all know each other; the bytes of
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from testbed import COMMAND_SECONDS, Bed, launched
+
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, launched
 
 NAMES = ("north", "south", "west")
 SKIP = '\non_unreachable = "skip"\npatience = "3s"'
@@ -36,7 +39,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def start(bed: Bed, name: str) -> None:
-    peers = [flag for peer in NAMES if peer != name for flag in ("--peer", f"{peer}={bed.sites[peer].address}")]
+    peers = [
+        flag
+        for peer in NAMES
+        if peer != name
+        for flag in ("--peer", f"{peer}={bed.sites[peer].address}")
+    ]
     site = bed.sites[name]
     site.start("--indices", f"parts/{name}.json", *peers, listen=site.address)
 
@@ -44,7 +52,9 @@ def start(bed: Bed, name: str) -> None:
 def write(bed: Bed, topology: str, settings: str = "", more: str = "", epochs: int = 2) -> None:
     bed.write_file()
     text = bed.file.read_text().replace("seed = 3", f'seed = 3\ntopology = "{topology}"{more}')
-    bed.file.write_text(text.replace("epochs = 2", f"epochs = {epochs}") + f"\n[topology]\n{settings}\n")
+    bed.file.write_text(
+        text.replace("epochs = 2", f"epochs = {epochs}") + f"\n[topology]\n{settings}\n"
+    )
 
 
 def wait_for(launcher: subprocess.Popen[str], kind: str, site: str) -> dict[str, Any]:
@@ -53,7 +63,9 @@ def wait_for(launcher: subprocess.Popen[str], kind: str, site: str) -> dict[str,
         event: dict[str, Any] = json.loads(line).get("event", {})
         if event.get("kind") == kind and event["site"] == site:
             return event
-    raise AssertionError(f"no {kind} of {site}: {launcher.stderr.read() if launcher.stderr else ''}")
+    raise AssertionError(
+        f"no {kind} of {site}: {launcher.stderr.read() if launcher.stderr else ''}"
+    )
 
 
 def the_rest(launcher: subprocess.Popen[str]) -> dict[str, Any]:
@@ -73,7 +85,9 @@ def test_a_mesh_gives_the_bytes_of_simulation_though_a_site_is_killed(bed: Bed) 
         start(bed, "south")
         done = the_rest(launcher)
     assert done["bundle_sha256"] == simulated["bundle_sha256"]
-    assert {site["bundle_sha256"] for site in done["sites"]} == {simulated["bundle_sha256"]}, "all merged the same"
+    assert {site["bundle_sha256"] for site in done["sites"]} == {simulated["bundle_sha256"]}, (
+        "all merged the same"
+    )
     assert (done["bytes_sent"], done["bytes_delivered"]) == (6 * done["bundle_bytes"], 0)
     assert not done["subset"] and done["contributors"] == list(NAMES)
     assert "merge.1@south" in bed.launch("status", "--run", "mesh").ok().out
@@ -85,7 +99,10 @@ def test_a_ring_gives_the_bytes_of_simulation(bed: Bed) -> None:
     simulated = bed.launch("simulate", "--json").ok().json
     done = bed.launch("run", "--json", "--run", "ring").ok().json
     assert done["bundle_sha256"] == simulated["bundle_sha256"]
-    assert (done["bytes_sent"], done["bytes_delivered"]) == (5 * done["bundle_bytes"], 2 * done["bundle_bytes"])
+    assert (done["bytes_sent"], done["bytes_delivered"]) == (
+        5 * done["bundle_bytes"],
+        2 * done["bundle_bytes"],
+    )
     assert {site["bundle_sha256"] for site in done["sites"]} == {simulated["bundle_sha256"]}
 
 

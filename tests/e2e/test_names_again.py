@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from testbed import START_SECONDS, Bed
+
+from tests.e2e.support.testbed import START_SECONDS, Bed
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +20,14 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 
 
 def test_a_refused_run_ends_when_its_name_is_used_again(bed: Bed) -> None:
-    """center still has the older plan, which was withdrawn, when north looks for it because of the newer one."""
-    data, away, north = bed.root / "parts" / "south.json", bed.root / "away.json", bed.sites["north"]
+    """center still has the older plan, which was withdrawn, when north looks for it because of the
+    newer one.
+    """
+    data, away, north = (
+        bed.root / "parts" / "south.json",
+        bed.root / "away.json",
+        bed.sites["north"],
+    )
     data.rename(away)
     bed.launch("run", "--run", "again").failed("E-DATA", 3)
     away.rename(data)
@@ -28,7 +35,9 @@ def test_a_refused_run_ends_when_its_name_is_used_again(bed: Bed) -> None:
     north.node("runs", "accept", str(bed.root / "plans" / "north.plan"), "--yes").ok()
     deadline = time.monotonic() + START_SECONDS
     while absent(bed) != {"center": "E-RUN-UNKNOWN"}:
-        assert time.monotonic() < deadline, "north takes a word about another plan for one about its own"
+        assert time.monotonic() < deadline, (
+            "north takes a word about another plan for one about its own"
+        )
         time.sleep(0.2)
     result = bed.launch("run", "--plan", "plans", "--accepted", "north", "--json").ok().json
     assert result["bundle_sha256"] == bed.launch("simulate", "--json").ok().json["bundle_sha256"]

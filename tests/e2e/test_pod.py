@@ -1,4 +1,6 @@
-"""What the pod of deploy/kubernetes does, done here: make or take over its identity, serve, answer probes."""
+"""What the pod of deploy/kubernetes does, done here: make or take over its identity, serve, answer
+probes.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from typing import Any
 
 import pytest
 import yaml
-from testbed import Bed
+
+from tests.e2e.support.testbed import Bed
 
 MANIFEST = Path(__file__).parents[2] / "deploy" / "kubernetes" / "node.yaml"
 
 
 class Pod:
-    """The pod's volume, its Secret, and its commands, with paths of this machine for those in the manifest."""
+    """The pod's volume, its Secret, and its commands, with paths of this machine for those in the
+    manifest.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root, self.secret = root, root / "secret"
@@ -28,7 +33,9 @@ class Pod:
         node = programs / "fedelmy-node"
         node.write_text(f'#!/bin/sh\nexec {sys.executable} -m fedelmy_node "$@"\n')
         node.chmod(0o755)
-        spec = next(one for one in yaml.safe_load_all(MANIFEST.read_text()) if one["kind"] == "StatefulSet")
+        spec = next(
+            one for one in yaml.safe_load_all(MANIFEST.read_text()) if one["kind"] == "StatefulSet"
+        )
         pod = spec["spec"]["template"]["spec"]
         (self.identity,), (self.node,) = pod["initContainers"], pod["containers"]
         (root / "volume").mkdir()
@@ -45,9 +52,14 @@ class Pod:
             "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}",
         }
         with subprocess.Popen(
-            here, env={**os.environ, **environment}, cwd=self.root, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        ) as process:  # fmt: skip
+            here,
+            env={**os.environ, **environment},
+            cwd=self.root,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:
             try:
                 yield process
             finally:
@@ -102,7 +114,9 @@ def test_probes(pod: Pod) -> None:
         assert node.stdout is not None
         while "listens on" not in (line := node.stdout.readline()):
             assert line
-        assert [pod.probe(name) for name in ("startupProbe", "livenessProbe", "readinessProbe")] == [0, 0, 0]
+        assert [
+            pod.probe(name) for name in ("startupProbe", "livenessProbe", "readinessProbe")
+        ] == [0, 0, 0]
         node.terminate()
         node.stdout.read()
         assert node.wait(60) == 0

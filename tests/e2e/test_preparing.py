@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from testbed import COMMAND_SECONDS, Bed
+
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed
 
 CODE = """
 import os, signal, time
@@ -40,7 +41,9 @@ def bed(make_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch) -> Bed:
     (bed.root / "code").mkdir()
     (bed.root / "code" / "restless.py").write_text(CODE)
     before = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(bed.root / "code"), before])))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(bed.root / "code"), before]))
+    )
     return bed
 
 
@@ -54,7 +57,10 @@ def test_a_trainer_that_is_killed_is_started_again(bed: Bed) -> None:
     assert "killed by signal 9; attempt 2 of 3" in north.log.read_text()
     deaths.write_text("100")
     problem = bed.launch("check", "--quick", "--json").json["problems"]["north"]
-    assert problem["code"] == "E-TRAINING-CRASH" and "killed by signal 9, 3 times in a row" in problem["message"]
+    assert (
+        problem["code"] == "E-TRAINING-CRASH"
+        and "killed by signal 9, 3 times in a row" in problem["message"]
+    )
     assert deaths.read_text() == "97"
 
 
@@ -63,12 +69,17 @@ def test_a_node_that_is_told_to_stop_says_so_and_waits_for_no_trainer(bed: Bed) 
     bed.write_file()
     asking = subprocess.Popen(
         [sys.executable, "-m", "fedelmy_launcher", "check", "--quick", "--json"],
-        cwd=bed.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=bed.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_for(mark)
     assert north.stop() == 0
     out, err = asking.communicate(timeout=COMMAND_SECONDS)
-    assert "E-PEER-UNREACHABLE" in out and "shuts down" in out and "E-INTERNAL" not in out + err, out + err
+    assert (
+        "E-PEER-UNREACHABLE" in out and "shutting down" in out and "E-INTERNAL" not in out + err
+    ), out + err
 
 
 def wait_for(path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A short part of what must always hold: processes die, people repair things, and the run ends with the same bytes."""
+"""A short part of what must always hold: processes die, people repair things, and the run ends with
+the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from test_classes import write_folder
-from testbed import Bed, Site, launched
+
+from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.test_classes import write_folder
 
 CLASSES = '["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]'
 
@@ -27,7 +30,9 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
     text = made.file.read_text().replace("epochs = 2", "epochs = 12")
     text = text.replace('["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]', CLASSES)
     for name in ("north", "south"):
-        text = text.replace(f'data = "digits"\nindices = "parts/{name}.json"', 'data = "imagefolder:folder"')
+        text = text.replace(
+            f'data = "digits"\nindices = "parts/{name}.json"', 'data = "imagefolder:folder"'
+        )
     made.file.write_text(text)
     return made
 
@@ -87,7 +92,10 @@ def test_a_failed_step_is_tried_again_once_its_cause_is_gone(bed: Bed, undisturb
         _, err = launcher.communicate(timeout=120)
         assert launcher.returncode == 10
         assert "E-RUN-FAILED" in err and "E-DATA-MISSING" in err and "south" in err
-    assert bed.launch("status", "--run", "repaired", "--json").ok().json["sites"]["south"]["state"] == "failed"
+    assert (
+        bed.launch("status", "--run", "repaired", "--json").ok().json["sites"]["south"]["state"]
+        == "failed"
+    )
     shutil.move(hidden, folder)
     result = bed.launch("run", "--json", "--run", "repaired").ok().json
     assert (result["state"], result["bundle_sha256"]) == ("done", undisturbed)

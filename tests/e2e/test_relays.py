@@ -1,4 +1,6 @@
-"""Sites that nobody can call reach each other by way of one that can be called, whatever becomes of it."""
+"""Sites that nobody can call reach each other by way of one that can be called, whatever becomes of
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from gates import Gate
-from testbed import Bed, Site, launched
-from witness import Witness, wait_until
+
+from tests.e2e.support.gates import Gate
+from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.witness import Witness, wait_until
 
 SHUTDOWN_SECONDS = 15.0
 """Two for calls to end, one or so for Python; the rest is for a busy machine."""
@@ -28,7 +31,9 @@ class Hub:
             way = self.gate.address if name == "north" else self.west.address
             peers = ["--peer", f"west={way}", "--peer", f"{other}={way}/{other}"]
             bed.sites[name].start("--indices", f"parts/{name}.json", "--direction", "pull", *peers)
-        bed.write_file(size=32, addresses={name: f"{self.west.address}/{name}" for name in ("north", "clinic")})
+        bed.write_file(
+            size=32, addresses={name: f"{self.west.address}/{name}" for name in ("north", "clinic")}
+        )
         self.simulated = bed.launch("simulate", "--json").ok().json
 
     @property
@@ -36,8 +41,14 @@ class Hub:
         return self.bed.sites["west"]
 
     def start_west(self) -> None:
-        peers = [argument for name in ("north", "clinic") for argument in ("--peer", f"{name}=127.0.0.1:1/{name}")]
-        self.west.start("--indices", "parts/west.json", *peers, listen=self.west.address or "127.0.0.1:0")
+        peers = [
+            argument
+            for name in ("north", "clinic")
+            for argument in ("--peer", f"{name}=127.0.0.1:1/{name}")
+        ]
+        self.west.start(
+            "--indices", "parts/west.json", *peers, listen=self.west.address or "127.0.0.1:0"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +65,9 @@ def test_a_relay_that_is_killed_in_the_middle_of_a_hand_over_costs_seconds(hub: 
     with launched(hub.bed, "killed") as launcher:
         clinic = Witness(hub.bed.sites["clinic"], "killed")
         north = Witness(hub.bed.sites["north"], "killed")
-        wait_until(lambda: north.find("step", "train.1@north", state="running"), "training at north")
+        wait_until(
+            lambda: north.find("step", "train.1@north", state="running"), "training at north"
+        )
         hub.gate.hold_bytes(at=int(0.6 * hub.simulated["bundle_bytes"]))
         wait_until(hub.gate.held.is_set, "bytes on their way")
         assert clinic.find("received") is None
@@ -76,7 +89,9 @@ def test_a_relay_shuts_down_in_its_usual_time_whoever_speaks_through_it(hub: Hub
     hub.bed.file.write_text(hub.bed.file.read_text().replace("epochs = 2", "epochs = 100000"))
     with launched(hub.bed, "standing"):
         north = Witness(hub.bed.sites["north"], "standing")
-        wait_until(lambda: north.find("epoch"), "an epoch at north")  # launcher and neighbours watch it by now
+        wait_until(
+            lambda: north.find("epoch"), "an epoch at north"
+        )  # launcher and neighbours watch it by now
         for site in (hub.west, hub.bed.sites["clinic"]):
             began = time.monotonic()
             assert site.stop() == 0

@@ -1,4 +1,6 @@
-"""A site is lost and comes back from a backup that is older than what its neighbours know; the run goes on."""
+"""A site is lost and comes back from a backup that is older than what its neighbours know; the run
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from test_recovery import wait_for
-from testbed import Bed, Site, launched
-from witness import Witness, wait_until
 
 from fedelmy_node.store.audit_check import entries, verify
+from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.witness import Witness, wait_until
+from tests.e2e.test_recovery import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,9 @@ def restore(site: Site, backup: Path) -> None:
     site.node("restore", str(backup)).ok()
     names = list(site.bed.sites)
     following = names[names.index(site.name) + 1 :][:1]
-    peers = [argument for name in following for argument in ("--peer", site.bed.sites[name].address)]
+    peers = [
+        argument for name in following for argument in ("--peer", site.bed.sites[name].address)
+    ]
     site.start("--indices", f"parts/{site.name}.json", *peers, listen=site.address)
 
 
@@ -72,7 +76,9 @@ def a_run(bed: Bed, name: str, undisturbed: str) -> Iterator[IO[str]]:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_a_sender_that_forgot_what_it_sent_trains_again_and_changes_nothing(bed: Bed, undisturbed: str) -> None:
+def test_a_sender_that_forgot_what_it_sent_trains_again_and_changes_nothing(
+    bed: Bed, undisturbed: str
+) -> None:
     middle, south = bed.sites["middle"], bed.sites["south"]
     with a_run(bed, "sender", undisturbed) as lines:
         wait_for(lines, "middle", "epoch")
@@ -90,7 +96,9 @@ def test_a_sender_that_forgot_what_it_sent_trains_again_and_changes_nothing(bed:
 
 @pytest.mark.timeout(600)
 @pytest.mark.full
-def test_a_receiver_that_forgot_what_it_received_is_given_it_again(bed: Bed, undisturbed: str) -> None:
+def test_a_receiver_that_forgot_what_it_received_is_given_it_again(
+    bed: Bed, undisturbed: str
+) -> None:
     middle = bed.sites["middle"]
     with a_run(bed, "receiver", undisturbed) as lines:
         wait_for(lines, "north", "epoch")
@@ -98,7 +106,10 @@ def test_a_receiver_that_forgot_what_it_received_is_given_it_again(bed: Bed, und
         wait_for(lines, "middle", "epoch")
         lose(middle)
         restore(middle, backup)
-    assert "middle has lost what it acknowledged; handing it over again" in bed.sites["north"].log.read_text()
+    assert (
+        "middle has lost what it acknowledged; handing it over again"
+        in bed.sites["north"].log.read_text()
+    )
 
 
 @pytest.mark.timeout(600)
@@ -115,7 +126,9 @@ def test_the_first_site_comes_back_from_before_its_own_training(bed: Bed, undist
 
 @pytest.mark.timeout(600)
 @pytest.mark.full
-def test_a_site_that_knows_nothing_of_the_run_is_given_its_plan_again(bed: Bed, undisturbed: str) -> None:
+def test_a_site_that_knows_nothing_of_the_run_is_given_its_plan_again(
+    bed: Bed, undisturbed: str
+) -> None:
     """The backup is from before the run: the operator repeats the command that made it."""
     middle = bed.sites["middle"]
     backup = back_up(middle, "before")
@@ -130,7 +143,9 @@ def test_a_site_that_knows_nothing_of_the_run_is_given_its_plan_again(bed: Bed, 
 
 @pytest.mark.timeout(600)
 @pytest.mark.full
-def test_a_backup_from_the_middle_of_a_run_that_is_over_changes_nothing_elsewhere(bed: Bed, undisturbed: str) -> None:
+def test_a_backup_from_the_middle_of_a_run_that_is_over_changes_nothing_elsewhere(
+    bed: Bed, undisturbed: str
+) -> None:
     middle = bed.sites["middle"]
     with a_run(bed, "over", undisturbed) as lines:
         wait_for(lines, "north", "epoch")
@@ -142,9 +157,15 @@ def test_a_backup_from_the_middle_of_a_run_that_is_over_changes_nothing_elsewher
     witness = Witness(middle, "over")
     wait_until(lambda: witness.state() == "failed", "word that it cannot go on", 120)
     assert witness.events(kind="run")[-1].data["code"] == "E-RUN-LOST"
-    assert not [event for event in witness.events() if event.kind == "epoch"], "nothing is trained for nobody"
+    assert not [event for event in witness.events() if event.kind == "epoch"], (
+        "nothing is trained for nobody"
+    )
     shown = bed.launch("status", "--run", "over", "--json").ok().json["sites"]
-    assert {name: shown[name]["state"] for name in shown} == {"north": "done", "middle": "failed", "south": "done"}
+    assert {name: shown[name]["state"] for name in shown} == {
+        "north": "done",
+        "middle": "failed",
+        "south": "done",
+    }
     bed.launch("cancel", "--run", "over").ok()
     assert witness.state() == "cancelled"
     assert [Witness(site, "over").events() for site in others] == before

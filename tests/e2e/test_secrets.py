@@ -1,6 +1,8 @@
-"""What stays at a site: no key, no path and no file's name leaves it, or gets into a log; files are the site's own.
+"""What stays at a site: no key, no path and no file's name leaves it, or gets into a log; files are
+the site's own.
 
-File names are sometimes patients' names, so here they are: whatever must not be told carries one of `WORDS`.
+File names are sometimes patients' names, so here they are: whatever must not be told carries one of
+`WORDS`.
 """
 
 from __future__ import annotations
@@ -14,16 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_classes import write_folder
-from test_recovery import CLASSES
-from testbed import Bed, Done, Site
-from witness import Witness, trainers_of, wait_until
 
-from fedelmy_launcher.control import Sites, prepare_run, start_run
-from fedelmy_launcher.federation_file import load_federation
-from fedelmy_launcher.plans import compile_plan
+from fedelmy_launcher.control.sites import Sites, prepare_run, start_run
+from fedelmy_launcher.plans.compiler import compile_plan, load_federation
 from fedelmy_node.domain.names import run_id
 from fedelmy_node.identity import keystore
+from tests.e2e.support.testbed import Bed, Done, Site
+from tests.e2e.support.witness import Witness, trainers_of, wait_until
+from tests.e2e.test_classes import write_folder
+from tests.e2e.test_recovery import CLASSES
 
 WORDS = ("DOE-JANE-1953", "secret-north", "secret-south")
 CREDENTIALS = {
@@ -48,10 +49,14 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
             data = made.root / "data" / f"DOE-JANE-1953-{name}"
             write_folder(data, range(10))
             (data / "zero" / "DOE-JANE-1953.png").write_bytes(b"no image")
-            (site.state / "site.toml").write_text(f'[data]\nsource = "imagefolder:{data}"\nunreadable = "skip"\n')
+            (site.state / "site.toml").write_text(
+                f'[data]\nsource = "imagefolder:{data}"\nunreadable = "skip"\n'
+            )
         start(made)
         made.write_file()
-        text = made.file.read_text().replace('["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]', CLASSES)
+        text = made.file.read_text().replace(
+            '["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]', CLASSES
+        )
         made.file.write_text(text)
         yield made
     finally:
@@ -83,7 +88,9 @@ def serve(site: Site, *arguments: str) -> Site:
 def key_lines(bed: Bed) -> list[str]:
     """The base64 of every private key, line by line."""
     keys = [*bed.root.glob("sites/*/identity/key.pem"), *bed.root.glob("federation-ca/**/*key*")]
-    lines = [line for key in keys for line in key.read_text().splitlines() if not line.startswith("-")]
+    lines = [
+        line for key in keys for line in key.read_text().splitlines() if not line.startswith("-")
+    ]
     assert len(lines) >= 6
     return [line for line in lines if len(line) > 16]
 
@@ -110,7 +117,11 @@ def told(bed: Bed, *outputs: Done) -> str:
 
 def assert_nothing_told(bed: Bed, *outputs: Done) -> None:
     text = told(bed, *outputs)
-    for word in (*WORDS, *(value.rpartition(":")[2] for value in CREDENTIALS.values()), *key_lines(bed)):
+    for word in (
+        *WORDS,
+        *(value.rpartition(":")[2] for value in CREDENTIALS.values()),
+        *key_lines(bed),
+    ):
         place = text.find(word)
         assert place < 0, text[max(0, place - 300) : place + 100]
     assert len(text) > 10_000  # it was looked at
@@ -133,7 +144,10 @@ def test_files_are_the_sites_own(bed: Bed) -> None:
         assert {"journal.db", "audit.jsonl", "audit.head", "trainer.log"} <= names
         assert [name for name in names if name.endswith(".safetensors")]
         for path in seen:
-            mode, own = path.lstat().st_mode, path.name != "site.toml"  # that one is the administrator's
+            mode, own = (
+                path.lstat().st_mode,
+                path.name != "site.toml",
+            )  # that one is the administrator's
             wanted = 0o700 if stat.S_ISDIR(mode) else 0o644 if path.name in public else 0o600
             assert not own or stat.S_IMODE(mode) == wanted, f"{path} has {stat.S_IMODE(mode):o}"
 
@@ -160,7 +174,9 @@ def test_what_a_running_trainer_is_given(bed: Bed) -> None:
                 limits = (process / "limits").read_text()
             finally:
                 os.kill(trainer.pid, signal.SIGCONT)
-            states, _ = sites.cancel(run_id("long"), "seen enough", sites.reports(run_id("long"))[0])
+            states, _ = sites.cancel(
+                run_id("long"), "seen enough", sites.reports(run_id("long"))[0]
+            )
             assert set(states.values()) == {"cancelled"}
     finally:
         bed.file.write_text(long)
@@ -172,7 +188,9 @@ def test_what_a_running_trainer_is_given(bed: Bed) -> None:
         assert not [file for file in files if name in file], files
     assert "grpc" not in maps and "cryptography" not in maps
     for text in (limits, (daemon / "limits").read_text()):
-        (core,) = [line.split() for line in text.splitlines() if line.startswith("Max core file size")]
+        (core,) = [
+            line.split() for line in text.splitlines() if line.startswith("Max core file size")
+        ]
         assert core[4:6] == ["0", "0"]  # what is in memory is never written
 
 
@@ -185,7 +203,8 @@ def test_a_run_that_is_refused(bed: Bed) -> None:
     serve(south)
     try:
         refused = [
-            bed.launch("run", "--run", "refused", *more).failed("E-DATA-UNREADABLE", 3) for more in ((), ("--json",))
+            bed.launch("run", "--run", "refused", *more).failed("E-DATA-UNREADABLE", 3)
+            for more in ((), ("--json",))
         ]
         check = [bed.launch("check", *more) for more in ((), ("--json",))]
     finally:
@@ -221,7 +240,9 @@ def test_a_run_that_fails(bed: Bed) -> None:
     # The administrator is told on this machine.
     for done in (south.node("runs", "show", run), south.node("runs", "show", run, "--json")):
         assert str(data) in done.ok().out
-    done = south.node("model", "evaluate", "good", "--data", f"imagefolder:{data}-typo").failed("E-DATA-MISSING", 3)
+    done = south.node("model", "evaluate", "good", "--data", f"imagefolder:{data}-typo").failed(
+        "E-DATA-MISSING", 3
+    )
     assert f"{data}-typo" in done.err
 
 
@@ -243,9 +264,22 @@ def test_a_disk_that_fails_is_not_named(bed: Bed) -> None:
 
 def test_every_act_is_in_the_audit_log(bed: Bed) -> None:
     text = bed.sites["south"].node("audit", "show", "--json").ok().out
-    for act in ("identity-installed", "node-started", "plan-accepted", "plan-refused", "plan-asked", "run-started"):
+    for act in (
+        "identity-installed",
+        "node-started",
+        "plan-accepted",
+        "plan-refused",
+        "plan-asked",
+        "run-started",
+    ):
         assert f'"{act}"' in text, act
-    for act in ("delivery-received", "delivery-offered", "delivery-sent", "run-cancelled", "node-stopped"):
+    for act in (
+        "delivery-received",
+        "delivery-offered",
+        "delivery-sent",
+        "run-cancelled",
+        "node-stopped",
+    ):
         assert f'"{act}"' in text, act
     for site in bed.sites.values():
         site.node("audit", "verify").ok()

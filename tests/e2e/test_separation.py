@@ -1,4 +1,6 @@
-"""What the launcher gets to see: with every byte to it counted, less than one model, and nothing on its disk."""
+"""What the launcher gets to see: with every byte to it counted, less than one model, and nothing on
+its disk.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,28 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from proxy import CountingProxy
-from testbed import Bed
+from tests.e2e.support.proxy import CountingProxy
+from tests.e2e.support.testbed import Bed
 
 MODEL = {"model": "mlp", "size": 64}
 """More than a megabyte of weights, so that they would be seen among the launcher's bytes."""
 
 
-def test_no_weight_reaches_the_launcher_and_directories_and_ports_do_not_matter(make_bed: Callable[..., Bed]) -> None:
+def test_no_weight_reaches_the_launcher_and_directories_and_ports_do_not_matter(
+    make_bed: Callable[..., Bed],
+) -> None:
     bed = make_bed("north", "south")
     bed.partition()
-    # Each site knows the other by its own --peer, so that only the launcher goes through the proxies.
+    # Each site knows the other by its own --peer, so that only the launcher goes through the
+    # proxies.
     south = bed.sites["south"].start("--indices", "parts/south.json")
-    north = bed.sites["north"].start("--indices", "parts/north.json", "--peer", f"south={south.address}")
+    north = bed.sites["north"].start(
+        "--indices", "parts/north.json", "--peer", f"south={south.address}"
+    )
     south.stop()
-    south.start("--indices", "parts/south.json", "--peer", f"north={north.address}", listen=south.address)
+    south.start(
+        "--indices", "parts/south.json", "--peer", f"north={north.address}", listen=south.address
+    )
     home = bed.root / "launcher-home"
     home.mkdir()
     with CountingProxy(north.address) as to_north, CountingProxy(south.address) as to_south:
@@ -30,10 +39,16 @@ def test_no_weight_reaches_the_launcher_and_directories_and_ports_do_not_matter(
         launcher = subprocess.Popen(
             [sys.executable, "-m", "fedelmy_launcher", "run", str(bed.file), "--json"],
             cwd=home,
-            env={"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home),
-                 "FEDELMY_IDENTITY": str(bed.ca / "operator")},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env={
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(home),
+                "TMPDIR": str(home),
+                "FEDELMY_IDENTITY": str(bed.ca / "operator"),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         result, maps = follow(launcher)
         received = to_north.to_client + to_south.to_client
     assert result["state"] == "done"

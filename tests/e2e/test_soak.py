@@ -1,4 +1,6 @@
-"""A short part of the soak (`make soak` has all of it): three schedules, one with a name used again."""
+"""A short part of the soak (`make soak` has all of it): three schedules, one with a name used
+again.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import get_args
 
 import pytest
-from fault_schedules import FaultKind, schedule
-from soak import soak
-from soakbed import NAMES, SoakBed
-from testbed import Bed
+
+from tests.e2e.soak import soak
+from tests.e2e.support.fault_schedules import FaultKind, schedule
+from tests.e2e.support.soakbed import NAMES, SoakBed
+from tests.e2e.support.testbed import Bed
 
 
 @pytest.fixture(scope="module")
@@ -32,5 +35,9 @@ def test_a_schedule_is_known_from_its_number_and_fifty_have_everything() -> None
     drawn = [schedule(seed, NAMES) for seed in range(50)]
     assert drawn == [schedule(seed, NAMES) for seed in range(50)]
     assert {fault.kind for one in drawn for fault in one.faults} == set(get_args(FaultKind))
-    assert {opening.how for one in drawn for opening in one.openings} == {"data", "consent", "cancel"}
+    assert {opening.how for one in drawn for opening in one.openings} == {
+        "data",
+        "consent",
+        "cancel",
+    }
     assert any(not one.openings for one in drawn)

@@ -1,4 +1,5 @@
-"""This version beside the last release: both in one run, sites that change from one to the other, and old state.
+"""This version beside the last release: both in one run, sites that change from one to the other,
+and old state.
 
 The last release is built from the repository's history, and runs from a directory of its own.
 """
@@ -18,9 +19,10 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
-from releases import UnavailableError, install_last_release
-from testbed import Bed, Site, launched, using
-from witness import Witness, wait_until
+
+from tests.e2e.support.releases import UnavailableError, install_last_release
+from tests.e2e.support.testbed import Bed, Site, launched, using
+from tests.e2e.support.witness import Witness, wait_until
 
 NAMES = ("north", "south", "west")
 KINDS = {
@@ -47,7 +49,9 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
         installed = install_last_release(tmp_path_factory.mktemp("older"))
     except UnavailableError as reason:
         pytest.skip(str(reason))
-    assert Path(printed(installed, "import fedelmy_node; print(fedelmy_node.__file__)")).is_relative_to(installed)
+    assert Path(
+        printed(installed, "import fedelmy_node; print(fedelmy_node.__file__)")
+    ).is_relative_to(installed)
     return installed
 
 
@@ -93,11 +97,15 @@ def start(bed: Bed, name: str, software: Path | None) -> None:
 
 @contextmanager
 def held_in_training(site: Site) -> Iterator[None]:
-    """Its trainers are stopped once there is a checkpoint to go on from, so that what is done to it comes in time."""
+    """Its trainers are stopped once there is a checkpoint to go on from, so that what is done to it
+    comes in time.
+    """
     witness, step = Witness(site, "rolling"), f"train.{NAMES.index(site.name) + 1}@{site.name}"
     checkpoints = witness.step_directory(step) / "checkpoints"
     wait_until(lambda: any(checkpoints.glob("*.json")), f"checkpoint of {site.name}", every=0.001)
-    trainers = [trainer for trainer in witness.trainers() if trainer.directory == checkpoints.parent]
+    trainers = [
+        trainer for trainer in witness.trainers() if trainer.directory == checkpoints.parent
+    ]
     for trainer in trainers:
         trainer.stop()
     assert trainers, f"{site.name} had trained before it could be held"
@@ -119,7 +127,10 @@ def refuse(site: Site, software: Path) -> None:
 
 def runs_of(site: Site) -> dict[str, str]:
     """The runs that it knows, and how each stands."""
-    return {known["run"]: known["state"] for known in site.node("runs", "list", "--json").ok().json["runs"]}
+    return {
+        known["run"]: known["state"]
+        for known in site.node("runs", "list", "--json").ok().json["runs"]
+    }
 
 
 def exported(site: Site, name: str) -> str:
@@ -133,7 +144,9 @@ def printed(software: Path | None, program: str) -> str:
     """What a program prints that imports a version of fedelmy."""
     environment = {**os.environ, **using(software)}
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=60, text=True).stdout
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, check=True, timeout=60, text=True
+    ).stdout
 
 
 def contract_of(software: Path | None) -> dict[str, FileDescriptorProto]:
@@ -153,14 +166,18 @@ def parts_of(file: FileDescriptorProto) -> dict[str, str]:
         for nested in message.nested_type:
             add(nested, f"{scope}.{nested.name}")
         for enum in message.enum_type:
-            parts.update({f"{scope}.{enum.name}.{value.name}": str(value.number) for value in enum.value})
+            parts.update(
+                {f"{scope}.{enum.name}.{value.name}": str(value.number) for value in enum.value}
+            )
 
     for message in file.message_type:
         add(message, message.name)
     for enum in file.enum_type:
         parts.update({f"{enum.name}.{value.name}": str(value.number) for value in enum.value})
     for service in file.service:
-        parts.update({f"{service.name}.{method.name}": str(method).strip() for method in service.method})
+        parts.update(
+            {f"{service.name}.{method.name}": str(method).strip() for method in service.method}
+        )
     return parts
 
 
@@ -168,23 +185,34 @@ def test_the_contract_has_only_grown(older: Path) -> None:
     """What the last release may say, this version understands in the same way."""
     before, now = contract_of(older), contract_of(None)
     for name, file in before.items():
-        changed = {part: text for part, text in parts_of(file).items() if parts_of(now[name]).get(part) != text}
+        changed = {
+            part: text
+            for part, text in parts_of(file).items()
+            if parts_of(now[name]).get(part) != text
+        }
         assert not changed, name
 
 
 def test_both_versions_write_the_same_plans(bed: Bed, older: Path, tmp_path: Path) -> None:
-    """Every byte of a plan is signed and decoded strictly: a key more, and the last release refuses it."""
+    """Every byte of a plan is signed and decoded strictly: a key more, and the last release refuses
+    it.
+    """
     for name, change in KINDS.items():
         file = bed.root / f"{name}.toml"
         text = bed.file.read_text().replace(*change)
         file.write_text(
-            text.replace("seed = 3", f'seed = 3\ntopology = "{name}"') if name in ("ring", "mesh") else text
+            text.replace("seed = 3", f'seed = 3\ntopology = "{name}"')
+            if name in ("ring", "mesh")
+            else text
         )
         plans = {}
         for version, software in (("old", older), ("new", None)):
             out = tmp_path / f"{name}-{version}"
             bed.launch("plan", str(file), "--out", str(out), "--run", name, software=software).ok()
-            found = {path.name: json.loads(json.loads(path.read_text())["plan"]) for path in out.glob("*.plan")}
+            found = {
+                path.name: json.loads(json.loads(path.read_text())["plan"])
+                for path in out.glob("*.plan")
+            }
             assert len(found) == len(NAMES) and all(plan.pop("plan_id") for plan in found.values())
             plans[version] = json.dumps(found)
         assert plans["old"] == plans["new"]
@@ -207,7 +235,9 @@ def test_both_versions_take_part_in_one_run(bed: Bed, older: Path, undisturbed: 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_sites_are_upgraded_while_they_train(bed: Bed, older: Path, undisturbed: str) -> None:
-    """Every site from the last release to this version in mid-run, with runs of the last release in its journal."""
+    """Every site from the last release to this version in mid-run, with runs of the last release in
+    its journal.
+    """
     serve(bed, dict.fromkeys(NAMES, older))
     north, south, west = bed.sites.values()
     finished = bed.launch("run", "--json", "--run", "finished", software=older).ok().json
@@ -234,7 +264,9 @@ def test_sites_are_upgraded_while_they_train(bed: Bed, older: Path, undisturbed:
     assert json.loads(out.splitlines()[-1])["bundle_sha256"] == undisturbed
     for site in bed.sites.values():
         witness = Witness(site, "rolling")
-        assert len(witness.events(kind="resumed")) == 1, f"{site.name} trained again what the last release had trained"
+        assert len(witness.events(kind="resumed")) == 1, (
+            f"{site.name} trained again what the last release had trained"
+        )
         assert witness.events(kind="warning") == []
         assert [exported(site, name) for name in ("finished", "rolling")] == [undisturbed] * 2
         assert runs_of(site)["refused"] == "cancelled"
@@ -246,7 +278,9 @@ def test_sites_are_upgraded_while_they_train(bed: Bed, older: Path, undisturbed:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_the_last_release_refuses_a_newer_journal_and_changes_nothing(bed: Bed, older: Path) -> None:
+def test_the_last_release_refuses_a_newer_journal_and_changes_nothing(
+    bed: Bed, older: Path
+) -> None:
     """The way back is the backup from before the upgrade."""
     serve(bed, dict.fromkeys(NAMES, older))
     south = bed.sites["south"]
@@ -264,8 +298,12 @@ def test_the_last_release_refuses_a_newer_journal_and_changes_nothing(bed: Bed, 
     south.node("serve", "--listen", "127.0.0.1:0", "--data", "digits").failed("E-STORE-VERSION", 7)
     assert files_of(south) == before
     south.node("backup", str(bed.root / "old.tar")).failed("E-STORE-VERSION", 7)
-    journal_files = {name: content for name, content in before.items() if name.startswith("journal.db")}
-    assert journal_files.items() <= files_of(south).items()  # the audit log has a line about the attempt
+    journal_files = {
+        name: content for name, content in before.items() if name.startswith("journal.db")
+    }
+    assert (
+        journal_files.items() <= files_of(south).items()
+    )  # the audit log has a line about the attempt
     assert not (bed.root / "old.tar").exists()
     if has_changed:
         start(bed, "south", None)
@@ -281,5 +319,7 @@ def files_of(site: Site) -> dict[str, bytes]:
     """Its state, but for what only says which process is at it."""
     passing = ("lock", "journal.db-shm")
     return {
-        path.name: path.read_bytes() for path in site.state.iterdir() if path.is_file() and path.name not in passing
+        path.name: path.read_bytes()
+        for path in site.state.iterdir()
+        if path.is_file() and path.name not in passing
     }

@@ -1,6 +1,7 @@
 """Inputs that are nearly right: valid ones, changed by somebody who knows how they are built.
 
-Bytes, JSON, protobuf and PEM each have their own ways to lie; `mutate` tries those that an input's form admits.
+Bytes, JSON, protobuf and PEM each have their own ways to lie; `mutate` tries those that an input's
+form admits.
 """
 
 from __future__ import annotations
@@ -14,26 +15,94 @@ from typing import Any, Final
 __all__ = ["mutate", "join_frames", "split_frames", "INTERESTING_NUMBERS", "INTERESTING_TEXTS"]
 
 LONGEST_BYTES: Final = 1 << 18
-"""Inputs that fill a message are in the corpus; here, many small ones find more than few large ones."""
+"""Inputs that fill a message are in the corpus; here, many small ones find more than few large
+ones.
+"""
 INTERESTING_NUMBERS: Final[tuple[Any, ...]] = (
-    0, -1, 1, 2, 7, 255, 256, 2**31 - 1, 2**31, -(2**31), 2**32, 2**53, 2**62, 2**63 - 1, 2**63, -(2**63), 2**64 - 1,
-    2**64, 10**40, 10**400, 0.5, -0.0, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), True, False,
-)  # fmt: skip
+    0,
+    -1,
+    1,
+    2,
+    7,
+    255,
+    256,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**32,
+    2**53,
+    2**62,
+    2**63 - 1,
+    2**63,
+    -(2**63),
+    2**64 - 1,
+    2**64,
+    10**40,
+    10**400,
+    0.5,
+    -0.0,
+    1e-320,
+    1e308,
+    -1e308,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    True,
+    False,
+)
 INTERESTING_TEXTS: Final = (
-    "", " ", "a", "north", "train.1@north", "run-1", "float32", "\0", "\n", "\x1b[2J\x1b]0;x\x07", "\u202egnp.exe",
-    "../../etc/passwd", "/dev/null", "a/b", "C:\\x", "%s%n", "{0}", "$(id)", "'; DROP TABLE runs; --", "\ud800",
+    "",
+    " ",
+    "a",
+    "north",
+    "train.1@north",
+    "run-1",
+    "float32",
+    "\0",
+    "\n",
+    "\x1b[2J\x1b]0;x\x07",
+    "\u202egnp.exe",
+    "../../etc/passwd",
+    "/dev/null",
+    "a/b",
+    "C:\\x",
+    "%s%n",
+    "{0}",
+    "$(id)",
+    "'; DROP TABLE runs; --",
+    "\ud800",
     "\udfff",
-    "\uffff", "\U0001f600", "e\u0301" * 20, "é", "A" * 65, "a" * 5000, "9" * 4400, "E-INTERNAL", "E-STORE-DAMAGED",
-    "train.1@north>train.2@south", ">", "@", ".", "[::1]:99999", "x:0", "\r\n[2027-01-01] INFO forged",
-)  # fmt: skip
+    "\uffff",
+    "\U0001f600",
+    "e\u0301" * 20,
+    "é",
+    "A" * 65,
+    "a" * 5000,
+    "9" * 4400,
+    "E-INTERNAL",
+    "E-STORE-DAMAGED",
+    "train.1@north>train.2@south",
+    ">",
+    "@",
+    ".",
+    "[::1]:99999",
+    "x:0",
+    "\r\n[2027-01-01] INFO forged",
+)
 
 
 def mutate(data: bytes, chance: random.Random, form: str) -> bytes:
     """One changed input; `form` says how it is built."""
     ways: dict[str, Callable[[bytes, random.Random], bytes]] = {
-        "bytes": _bytes, "json": _json, "protobuf": _protobuf, "frames": _frames, "pem": _pem, "header": _header,
-        "der": _der, "lines": _lines,
-    }  # fmt: skip
+        "bytes": _bytes,
+        "json": _json,
+        "protobuf": _protobuf,
+        "frames": _frames,
+        "pem": _pem,
+        "header": _header,
+        "der": _der,
+        "lines": _lines,
+    }
     for _ in range(chance.choice((1, 1, 1, 2, 3, 5))):
         way = ways[form] if chance.random() < 0.8 else _bytes
         data = way(data, chance)[:LONGEST_BYTES]
@@ -61,11 +130,15 @@ def _bytes(data: bytes, chance: random.Random) -> bytes:
             number = chance.choice((0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1))
             out[at : at + 8] = number.to_bytes(8, chance.choice(("little", "big")))
         case _:
-            out[at:end] = chance.choice((b"\x00", b"\xff", b"\x80", b'"', b"{", b"[", b"\\", b"\xed\xa0\x80")) * 3
+            out[at:end] = (
+                chance.choice((b"\x00", b"\xff", b"\x80", b'"', b"{", b"[", b"\\", b"\xed\xa0\x80"))
+                * 3
+            )
     return bytes(out)
 
 
-# --- JSON ---------------------------------------------------------------------------------------------------
+# --- JSON
+# ---------------------------------------------------------------------------------------------------
 
 
 def _json(data: bytes, chance: random.Random) -> bytes:
@@ -110,7 +183,10 @@ def _change(value: Any, chance: random.Random) -> Any:  # noqa: PLR0911 - one re
             case 1:
                 return {**value, chance.choice(INTERESTING_TEXTS): _any_value(chance)}
             case 2:
-                return {(chance.choice(INTERESTING_TEXTS) if name == key else name): i for name, i in value.items()}
+                return {
+                    (chance.choice(INTERESTING_TEXTS) if name == key else name): i
+                    for name, i in value.items()
+                }
             case 3:
                 return {**value, key: value[chance.choice(list(value))]}
             case _:
@@ -128,11 +204,14 @@ def _change(value: Any, chance: random.Random) -> Any:  # noqa: PLR0911 - one re
                 return [*value[:at], _change(value[at], chance), *value[at + 1 :]]
     if isinstance(value, str) and chance.random() < 0.4:
         at = chance.randrange(len(value) + 1)
-        return value[:at] + chance.choice(INTERESTING_TEXTS)[:30] + value[at + chance.randrange(2) :]
+        return (
+            value[:at] + chance.choice(INTERESTING_TEXTS)[:30] + value[at + chance.randrange(2) :]
+        )
     return _any_value(chance)
 
 
-# --- protobuf -----------------------------------------------------------------------------------------------
+# --- protobuf
+# -----------------------------------------------------------------------------------------------
 
 Field = tuple[int, int, Any]
 """Number, wire type, and a number or bytes."""
@@ -154,7 +233,13 @@ def _protobuf(data: bytes, chance: random.Random) -> bytes:
             number, kind, value = fields[at]
             fields[at] = (chance.choice((number + 1, 1, 7, 2**29 - 1)), kind, value)
         case 9:
-            fields.append((chance.choice((1, 2, 5, 15, 16, 2047)), 2, chance.randbytes(chance.choice((0, 3, 300)))))
+            fields.append(
+                (
+                    chance.choice((1, 2, 5, 15, 16, 2047)),
+                    2,
+                    chance.randbytes(chance.choice((0, 3, 300))),
+                )
+            )
         case _:
             fields[at] = _change_field(fields[at], chance)
     return b"".join(_encode(field, chance) for field in fields)
@@ -163,7 +248,9 @@ def _protobuf(data: bytes, chance: random.Random) -> bytes:
 def _change_field(field: Field, chance: random.Random) -> Field:
     number, kind, value = field
     if kind != 2:
-        wild = chance.choice((0, 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1, chance.getrandbits(64)))
+        wild = chance.choice(
+            (0, 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1, chance.getrandbits(64))
+        )
         doubles = (
             b"\x00" * 6 + b"\xf8\x7f",
             b"\x00" * 6 + b"\xf0\x7f",
@@ -188,7 +275,11 @@ def _encode(field: Field, chance: random.Random) -> bytes:
     if kind == 0:
         return tag + _varint(value)
     if kind == 2:
-        lie = chance.choice((len(value) + 1, 0, 2**31, 2**63)) if chance.random() < 0.02 else len(value)
+        lie = (
+            chance.choice((len(value) + 1, 0, 2**31, 2**63))
+            if chance.random() < 0.02
+            else len(value)
+        )
         return tag + _varint(lie) + value
     return tag + bytes(value if isinstance(value, bytes) else value.to_bytes(8, "little"))
 
@@ -233,7 +324,8 @@ def _read(data: bytes, at: int) -> tuple[int, int]:
     return 0, -1
 
 
-# --- others -------------------------------------------------------------------------------------------------
+# --- others
+# -------------------------------------------------------------------------------------------------
 
 
 def _frames(data: bytes, chance: random.Random) -> bytes:
@@ -274,7 +366,11 @@ def _header(data: bytes, chance: random.Random) -> bytes:
     text, rest = data[8 : 8 + length], data[8 + length :]
     if chance.random() < 0.9:
         text = _json(text, chance)
-    told = len(text) if chance.random() < 0.9 else chance.choice((0, len(text) + 1, 2**31, 2**63, 2**64 - 1))
+    told = (
+        len(text)
+        if chance.random() < 0.9
+        else chance.choice((0, len(text) + 1, 2**31, 2**63, 2**64 - 1))
+    )
     if chance.random() < 0.2:
         rest = _bytes(rest, chance)
     return told.to_bytes(8, "little") + text + rest
@@ -293,10 +389,14 @@ def _pem(data: bytes, chance: random.Random) -> bytes:
         case 0:
             return data * chance.choice((2, 30))
         case 1:
-            return data.replace(b"CERTIFICATE", chance.choice((b"X509 CRL", b"PRIVATE KEY", b"CERTIFICATE REQUEST")))
+            return data.replace(
+                b"CERTIFICATE", chance.choice((b"X509 CRL", b"PRIVATE KEY", b"CERTIFICATE REQUEST"))
+            )
         case way:
             changed = _der(der, chance) if way < 5 else _bytes(der, chance)
-            return b"\n".join([*lines[: begin + 1], base64.encodebytes(changed).strip(), *lines[end:]])
+            return b"\n".join(
+                [*lines[: begin + 1], base64.encodebytes(changed).strip(), *lines[end:]]
+            )
 
 
 def _lines(data: bytes, chance: random.Random) -> bytes:
@@ -317,14 +417,17 @@ def _lines(data: bytes, chance: random.Random) -> bytes:
     return b"\n".join(lines)
 
 
-# --- DER ----------------------------------------------------------------------------------------------------
+# --- DER
+# ----------------------------------------------------------------------------------------------------
 
 Part = tuple[int, bytes]
 """Tag and content."""
 
 
 def _der(data: bytes, chance: random.Random) -> bytes:
-    """Changed somewhere inside, with lengths that fit again: what a parser sees behind its first check."""
+    """Changed somewhere inside, with lengths that fit again: what a parser sees behind its first
+    check.
+    """
     parts = _parts(data)
     if not parts:
         return _bytes(data, chance)
@@ -342,7 +445,10 @@ def _der(data: bytes, chance: random.Random) -> bytes:
         case 2:
             chance.shuffle(parts)
         case 3 | 4:
-            parts[at] = chance.choice((1, 2, 3, 4, 5, 6, 9, 10, 12, 19, 23, 24, 48, 49, 0x80, 0xA0, 0xA3)), content
+            parts[at] = (
+                chance.choice((1, 2, 3, 4, 5, 6, 9, 10, 12, 19, 23, 24, 48, 49, 0x80, 0xA0, 0xA3)),
+                content,
+            )
         case 5 | 6:
             parts[at] = tag, chance.choice(_CONTENTS)
         case _:
@@ -351,12 +457,35 @@ def _der(data: bytes, chance: random.Random) -> bytes:
 
 
 _CONTENTS: Final = (
-    b"", b"\0", b"\x01", b"\x80", b"\xff" * 20, b"\x7f" + b"\xff" * 19, b"\x01" + bytes(200), b"a", b"\xff\xfe", b"*",
-    b"991332000000Z", b"00000101000000Z", b"99991231235959Z", b"500101000000Z", b"20270101000000.5Z", b"\x55\x04\x03",
-    b"\x55\x1d\x11", b"\x55\x1d\x14", b"\x2a\x86\x48\xce\x3d\x04\x03\x04", b"\x88" * 100, b"\x1b[2J",
-    b"north.site.fedelmy", b"operator.operator.fedelmy", b"west.hospital.example", b"\xc3\xa9", b"a" * 5000,
-    b"0\0", b"\x05\0",
-)  # fmt: skip
+    b"",
+    b"\0",
+    b"\x01",
+    b"\x80",
+    b"\xff" * 20,
+    b"\x7f" + b"\xff" * 19,
+    b"\x01" + bytes(200),
+    b"a",
+    b"\xff\xfe",
+    b"*",
+    b"991332000000Z",
+    b"00000101000000Z",
+    b"99991231235959Z",
+    b"500101000000Z",
+    b"20270101000000.5Z",
+    b"\x55\x04\x03",
+    b"\x55\x1d\x11",
+    b"\x55\x1d\x14",
+    b"\x2a\x86\x48\xce\x3d\x04\x03\x04",
+    b"\x88" * 100,
+    b"\x1b[2J",
+    b"north.site.fedelmy",
+    b"operator.operator.fedelmy",
+    b"west.hospital.example",
+    b"\xc3\xa9",
+    b"a" * 5000,
+    b"0\0",
+    b"\x05\0",
+)
 
 
 def _parts(data: bytes) -> list[Part]:

@@ -1,7 +1,9 @@
-"""Identities for the targets: a CA with its key, certificates, chains, revocation lists, and whom a site believes.
+"""Identities for the targets: a CA with its key, certificates, chains, revocation lists, and whom a
+site believes.
 
-Damaged papers are refused at their signature. So that what is behind it is reached, too, `certified` and `listed` sign
-whatever they are given: a CA that is trusted, but writes what nobody expects.
+Damaged papers are refused at their signature. So that what is behind it is reached, too,
+`certified` and `listed` sign whatever they are given: a CA that is trusted, but writes what nobody
+expects.
 """
 
 from __future__ import annotations
@@ -14,18 +16,17 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from mutate import join_frames, split_frames
-from place import directory
 
-from fedelmy_launcher import authority
+from fedelmy_launcher.ca import authority
+from fedelmy_node.domain.subject import NameRule, Subject, TrustRules
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import KEY_USAGES, parse_certificates, to_pem
-from fedelmy_node.identity.live import LiveIdentity
+from fedelmy_node.identity.live_identity import LiveIdentity
 from fedelmy_node.identity.requests import common_name
-from fedelmy_node.identity.rules import NameRule, TrustRules
-from fedelmy_node.identity.signing import Purpose, sign
-from fedelmy_node.identity.subject import Subject
+from fedelmy_node.identity.signatures import Purpose, sign
 from fedelmy_node.identity.trust import Trust
+from tests.fuzz.mutate import join_frames, split_frames
+from tests.fuzz.place import directory
 
 __all__ = ["operator", "live", "trust", "certified", "listed"]
 
@@ -76,7 +77,9 @@ def live() -> LiveIdentity:
 
 @cache
 def _hospital() -> x509.Certificate:
-    """A CA that, unlike ours, may have others below it; with the same key, so that one key signs every last link."""
+    """A CA that, unlike ours, may have others below it; with the same key, so that one key signs
+    every last link.
+    """
     name = common_name("hospital")
     return _made(name, name, _ca_key(), _ca_key(), is_ca=True)
 
@@ -89,17 +92,24 @@ def trust() -> Trust:
         NameRule(subject=Subject.of("west", "site"), san="west.hospital.example"),
     )
     pins = {Subject.of("operator", "operator"): operator().fingerprint}
-    return Trust(operator().ca_pem + to_pem(_hospital()), _lists(), TrustRules(names=names, pins=pins))
+    return Trust(
+        operator().ca_pem + to_pem(_hospital()), _lists(), TrustRules(names=names, pins=pins)
+    )
 
 
-# --- whatever it is, the CA has signed it -------------------------------------------------------------------------
+# --- whatever it is, the CA has signed it
+# -------------------------------------------------------------------------
 
 
 def certified(frames: bytes) -> bytes:
-    """PEM of a chain: what is signed of each certificate, the last one by the CA, the others by the next one's key."""
+    """PEM of a chain: what is signed of each certificate, the last one by the CA, the others by the
+    next one's key.
+    """
     parts = split_frames(frames)[:10]
     keys = [_middle_key()] * (len(parts) - 1) + [_ca_key()]
-    return b"".join(_pem("CERTIFICATE", _signed(part, key)) for part, key in zip(parts, keys, strict=False))
+    return b"".join(
+        _pem("CERTIFICATE", _signed(part, key)) for part, key in zip(parts, keys, strict=False)
+    )
 
 
 def listed(body: bytes) -> bytes:
@@ -124,12 +134,17 @@ def _pem(label: str, der: bytes) -> bytes:
     return f"-----BEGIN {label}-----\n{base64.encodebytes(der).decode()}-----END {label}-----\n".encode()
 
 
-# --- valid inputs -----------------------------------------------------------------------------------------------
+# --- valid inputs
+# -----------------------------------------------------------------------------------------------
 
 
 @cache
 def certificate_seeds() -> list[bytes]:
-    return [operator().certificate_pem, operator().ca_pem, operator().certificate_pem + operator().ca_pem]
+    return [
+        operator().certificate_pem,
+        operator().ca_pem,
+        operator().certificate_pem + operator().ca_pem,
+    ]
 
 
 @cache
@@ -155,21 +170,40 @@ def chain_seeds() -> list[bytes]:
     """Of our own CA; of an intermediate one with a foreign name; one that was revoked."""
     ours = parse_certificates(operator().certificate_pem, "it")[0]
     middle = _made(common_name("middle"), _hospital().subject, _middle_key(), _ca_key(), is_ca=True)
-    foreign = _made(x509.Name.from_rfc4514_string(FOREIGN), middle.subject, _ca_key(), _middle_key(), is_ca=False)
+    foreign = _made(
+        x509.Name.from_rfc4514_string(FOREIGN),
+        middle.subject,
+        _ca_key(),
+        _middle_key(),
+        is_ca=False,
+    )
     revoked = parse_certificates(_north(), "it")[0]
     chains = ([ours], [foreign, middle], [revoked])
     return [join_frames([each.tbs_certificate_bytes for each in chain]) for chain in chains]
 
 
 def _made(
-    name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, signs: ec.EllipticCurvePrivateKey, is_ca: bool
+    name: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    signs: ec.EllipticCurvePrivateKey,
+    is_ca: bool,
 ) -> x509.Certificate:
     now = datetime.now(UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+    )
     builder = builder.serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(300))
-    builder = builder.add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
-    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=is_ca, path_length=None), critical=True
+    )
+    builder = builder.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+    )
     authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(signs.public_key())
     builder = builder.add_extension(authority_key, critical=False)
     if not is_ca:

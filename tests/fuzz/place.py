@@ -18,7 +18,9 @@ ROOT: Final = "FEDELMY_FUZZ_ROOT"
 
 @cache
 def directory() -> Path:
-    """In memory where that is possible: nothing here has to survive, and disks are slow to say that it does."""
+    """In memory where that is possible: nothing here has to survive, and disks are slow to say that
+    it does.
+    """
     root = os.environ.get(ROOT) or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
     made = Path(tempfile.mkdtemp(prefix="fedelmy-fuzz-", dir=root))
     atexit.register(shutil.rmtree, made, ignore_errors=True)

@@ -1,9 +1,9 @@
 """`make fuzz`: every decoder that faces the network, with inputs that are nearly right.
 
-Three engines give inputs to the same targets: our own mutations (fast, most of them), hypothesis (which makes a failing
-input small), and, where it is installed, atheris (which looks for inputs that reach new code). Whatever raises
-something else than a refusal of ours, takes longer than 2 s, or needs more memory than the bound, fails the run; the
-input is kept in fuzz-failures/.
+Three engines give inputs to the same targets: our own mutations (fast, most of them), hypothesis
+(which makes a failing input small), and, where it is installed, atheris (which looks for inputs
+that reach new code). Whatever raises something else than a refusal of ours, takes longer than 2 s,
+or needs more memory than the bound, fails the run; the input is kept in fuzz-failures/.
 
     python tests/fuzz/run.py [--inputs 120000] [--seed 1] [--target TEXT] [--jobs 2]
 """
@@ -28,9 +28,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-HERE: Final = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "unit")]
-
 SECONDS_PER_INPUT: Final = 2.0
 """Of processor time: how long it takes by the clock depends on what else the machine does."""
 WAITING_SECONDS: Final = 30.0
@@ -48,7 +45,7 @@ class Runner:
     """Gives inputs to one target, and keeps what went wrong."""
 
     def __init__(self, target: Any) -> None:
-        from targets import run
+        from tests.fuzz.targets import run
 
         self._target, self._run = target, run
         self.outcomes: Counter[str] = Counter()
@@ -81,13 +78,14 @@ def _disarm() -> None:
 
 
 def _hang(number: int, frame: FrameType | None) -> None:
-    raise Hang(f"an input took longer than {SECONDS_PER_INPUT:.0f} s of work, or {WAITING_SECONDS:.0f} s of waiting")
+    raise Hang(
+        f"an input took longer than {SECONDS_PER_INPUT:.0f} s of work, or {WAITING_SECONDS:.0f} s of waiting"
+    )
 
 
 def work(names: list[str], inputs: int, seed: int) -> None:
     """In a child: these targets, one line of JSON for each."""
-    import corpus
-    import targets
+    from tests.fuzz import corpus, targets
 
     known = targets.targets()
     kept = [*corpus.small(), *((name, make()) for name, make in corpus.large() if name in names)]
@@ -111,18 +109,23 @@ def work(names: list[str], inputs: int, seed: int) -> None:
 
 
 def _mutations(runner: Runner, target: Any, count: int, seed: int) -> None:
-    from mutate import mutate
+    from tests.fuzz.mutate import mutate
 
     for number in range(count):
         chance = random.Random(f"{seed} {target.name} {number}")
-        data = chance.choice(target.seeds()) if chance.random() < 0.97 else chance.randbytes(chance.randrange(200))
+        data = (
+            chance.choice(target.seeds())
+            if chance.random() < 0.97
+            else chance.randbytes(chance.randrange(200))
+        )
         runner.quietly(mutate(data, chance, target.form))
 
 
 def _hypothesis(runner: Runner, target: Any, count: int, seed: int) -> None:
     import hypothesis
     from hypothesis import strategies as st
-    from mutate import mutate
+
+    from tests.fuzz.mutate import mutate
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -132,7 +135,9 @@ def _hypothesis(runner: Runner, target: Any, count: int, seed: int) -> None:
         suppress_health_check=list(hypothesis.HealthCheck),
         phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
     )
-    @hypothesis.given(st.sampled_from(target.seeds()) | st.binary(max_size=300), st.randoms(use_true_random=False))
+    @hypothesis.given(
+        st.sampled_from(target.seeds()) | st.binary(max_size=300), st.randoms(use_true_random=False)
+    )
     def one(data: bytes, chance: random.Random) -> None:
         runner(mutate(data, chance, target.form))
 
@@ -143,12 +148,14 @@ def _hypothesis(runner: Runner, target: Any, count: int, seed: int) -> None:
 
 
 def atheris_child(name: str, count: int, seed: int) -> None:
-    """In a child: one target, guided by the code that is reached. libFuzzer ends the process itself."""
+    """In a child: one target, guided by the code that is reached. libFuzzer ends the process
+    itself.
+    """
     import atheris
 
     with atheris.instrument_imports(include=["fedelmy_node", "fedelmy_launcher"]):
-        import targets
-    from mutate import mutate
+        from tests.fuzz import targets
+    from tests.fuzz.mutate import mutate
 
     target = targets.targets()[name]
     targets.run(target, target.seeds()[0])
@@ -159,7 +166,7 @@ def atheris_child(name: str, count: int, seed: int) -> None:
     def one(data: bytes) -> None:
         targets.run(target, data)
 
-    import place
+    from tests.fuzz import place
 
     seeds = place.directory() / "seeds"
     seeds.mkdir()
@@ -167,14 +174,20 @@ def atheris_child(name: str, count: int, seed: int) -> None:
         (seeds / str(number)).write_bytes(data)
     failures = Path("fuzz-failures")
     failures.mkdir(exist_ok=True)
-    options = [f"-runs={count}", f"-seed={seed}", f"-timeout={WAITING_SECONDS:.0f}", "-rss_limit_mb=1024"]
+    options = [
+        f"-runs={count}",
+        f"-seed={seed}",
+        f"-timeout={WAITING_SECONDS:.0f}",
+        "-rss_limit_mb=1024",
+    ]
     options += ["-max_len=262144", "-verbosity=0"]
     stem = f"-artifact_prefix={failures}/{_stem(name)}-atheris-"
     atheris.Setup([sys.argv[0], *options, stem, str(seeds)], one, custom_mutator=custom)
     atheris.Fuzz()
 
 
-# --- memory -----------------------------------------------------------------------------------------------------
+# --- memory
+# -----------------------------------------------------------------------------------------------------
 
 
 def _limit_memory() -> None:
@@ -193,20 +206,27 @@ def _status_kb(key: str) -> int:
     return int(next(line for line in lines if line.startswith(f"{key}:")).split()[1])
 
 
-# --- the parent -------------------------------------------------------------------------------------------------
+# --- the parent
+# -------------------------------------------------------------------------------------------------
 
 
 def _tell(name: str, runner: Runner, seconds: float, peak_kb: int) -> None:
     failures = [(data.hex(), text) for data, text in runner.failures[:5]]
     line = {
-        "target": name, "outcomes": dict(runner.outcomes), "seconds": seconds, "slowest": runner.slowest,
-        "peak_kb": peak_kb, "failures": failures,
-    }  # fmt: skip
+        "target": name,
+        "outcomes": dict(runner.outcomes),
+        "seconds": seconds,
+        "slowest": runner.slowest,
+        "peak_kb": peak_kb,
+        "failures": failures,
+    }
     print(json.dumps(line), flush=True)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--inputs", type=int, default=120_000, help="in all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--target", default="", help="only targets whose names have this in them")
@@ -220,21 +240,25 @@ def main() -> int:
     if options.atheris is not None:
         atheris_child(options.atheris, options.inputs, options.seed)
         return 0
-    import place
+    from tests.fuzz import place
 
-    os.environ[place.ROOT] = str(place.directory())  # libFuzzer ends its processes without cleaning up
+    os.environ[place.ROOT] = str(
+        place.directory()
+    )  # libFuzzer ends its processes without cleaning up
     return _lead(options)
 
 
 def _lead(options: argparse.Namespace) -> int:
-    from targets import targets
+    from tests.fuzz.targets import targets
 
     chosen = {name: target for name, target in targets().items() if options.target in name}
     weights = sum(target.weight for target in targets().values())
     guided = importlib.util.find_spec("atheris") is not None
     limits = f"{SECONDS_PER_INPUT:.0f} s per input, {MEMORY_BYTES >> 20} MiB beyond the start"
     print(f"{len(chosen)} targets, seed {options.seed}, {limits}")
-    print(f"{'target':<30} {'inputs':>7} {'accepted':>8} {'refused':>8} {'seconds':>8} {'slowest':>8} {'memory':>9}")
+    print(
+        f"{'target':<30} {'inputs':>7} {'accepted':>8} {'refused':>8} {'seconds':>8} {'slowest':>8} {'memory':>9}"
+    )
     begun, total, failed = time.monotonic(), 0, 0
     own = int(options.inputs * (1 - ATHERIS_SHARE)) if guided else options.inputs
     shares = [list(chosen)[job :: options.jobs] for job in range(options.jobs)]
@@ -253,7 +277,9 @@ def _lead(options: argparse.Namespace) -> int:
         counted, bad = _guided(chosen, options, weights)
         total, failed = total + counted, failed + bad
     else:
-        print("atheris is not installed (pip install fedelmy[fuzz]): its share went to the other engines")
+        print(
+            "atheris is not installed (pip install fedelmy[fuzz]): its share went to the other engines"
+        )
     print(f"{total} inputs in {time.monotonic() - begun:.0f} s, {failed} failures")
     return 1 if failed else 0
 
@@ -274,13 +300,15 @@ def _guided(chosen: dict[str, Any], options: argparse.Namespace, weights: int) -
             failed += 1
             print(f"FAILED {name} (atheris)\n{complaint[-3000:]}")
         counted += count
-    print(f"{'atheris, all targets':<30} {counted:>7} {'':>8} {'':>8} {time.monotonic() - begun:>8.1f}")
+    print(
+        f"{'atheris, all targets':<30} {counted:>7} {'':>8} {'':>8} {time.monotonic() - begun:>8.1f}"
+    )
     return counted, failed
 
 
 def _child(*arguments: str, quiet: bool = False) -> subprocess.Popen[str]:
     errors = subprocess.PIPE if quiet else None
-    command = [sys.executable, str(Path(__file__).resolve()), *arguments]
+    command = [sys.executable, "-m", "tests.fuzz.run", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
@@ -320,7 +348,10 @@ def _show(told: dict[str, Any]) -> None:
     )
     for data, text in told["failures"]:
         raw = bytes.fromhex(data)
-        path = Path("fuzz-failures") / f"{_stem(told['target'])}-{hashlib.sha256(raw).hexdigest()[:12]}"
+        path = (
+            Path("fuzz-failures")
+            / f"{_stem(told['target'])}-{hashlib.sha256(raw).hexdigest()[:12]}"
+        )
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(raw)
         print(f"FAILED {told['target']}: {path}\n{text}")

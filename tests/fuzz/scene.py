@@ -1,4 +1,6 @@
-"""What the targets work on: a federation with real keys, a run with a journal, and valid messages of every kind."""
+"""What the targets work on: a federation with real keys, a run with a journal, and valid messages
+of every kind.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,22 @@ from functools import cache
 from typing import Any
 
 import grpc
-import papers
-from federations import make_plan
-from mutate import INTERESTING_TEXTS, join_frames
-from place import directory
-from reports import make_report, origin
 
-from fedelmy_launcher.plans import signed_cancel, signed_slices
-from fedelmy_node.bundles.header import read_header
-from fedelmy_node.bundles.metadata import KEY, metadata_text
-from fedelmy_node.config.consent import Consent
+from fedelmy_launcher.plans.compiler import signed_cancel, signed_slices
+from fedelmy_node.bundle.format import KEY, metadata_text, read_header
+from fedelmy_node.config.consent_table import Consent
 from fedelmy_node.config.decode import canonical_json, encode
 from fedelmy_node.config.plan_file import read_slice
-from fedelmy_node.daemon.admission import check_approval, check_refusal
-from fedelmy_node.daemon.answers import report_of, with_asking
-from fedelmy_node.daemon.duplicates import Duplicates
-from fedelmy_node.daemon.inbox import Inbox
-from fedelmy_node.daemon.orders import decode_cancel
-from fedelmy_node.daemon.switchboard import Switchboard
+from fedelmy_node.consent.approval import check_approval, check_refusal
+from fedelmy_node.consent.signed_commands import decode_cancel
+from fedelmy_node.domain.artifact import Offer, Receipt
+from fedelmy_node.domain.errors import CATALOGUE, ConsentError, error_from_code
 from fedelmy_node.domain.events import Event, EventKind, RunState
-from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import (
     Absent,
+    Finding,
     Health,
     Measured,
     NeighbourState,
@@ -50,21 +44,28 @@ from fedelmy_node.domain.reports import (
     ServiceHealth,
     Signed,
 )
-from fedelmy_node.domain.transfer import Offer, Receipt
-from fedelmy_node.errors import CATALOGUE, ConsentError, error_from_code
-from fedelmy_node.rpc import convert, services
-from fedelmy_node.rpc.blocks import encode_block, encode_header
-from fedelmy_node.rpc.faults import PROBLEM_KEY, Problem, decode_problem, encode_problem
-from fedelmy_node.rpc.guard import Guard, LocalGuard
+from fedelmy_node.peers.duplicate_identity import Duplicates
+from fedelmy_node.peers.tunnel.tunnel_server import TunnelServer
+from fedelmy_node.rpc import convert, convert_admin, convert_transfers, services
+from fedelmy_node.rpc.authorization import Guard, LocalGuard
+from fedelmy_node.rpc.block_stream import encode_block, encode_header
+from fedelmy_node.rpc.channel_options import CLAIM_KEY
+from fedelmy_node.rpc.error_mapping import PROBLEM_KEY, Problem, decode_problem, encode_problem
 from fedelmy_node.rpc.quotas import Budget
-from fedelmy_node.rpc.relaying import RELAY_RULES, add_relay
-from fedelmy_node.rpc.settings import CLAIM_KEY
-from fedelmy_node.store.audit import Act, AuditLog
-from fedelmy_node.store.details import DetailsHandler
+from fedelmy_node.rpc.tunnel_service import RELAY_RULES, add_relay
+from fedelmy_node.run.run_report import report_of, with_asking
+from fedelmy_node.store.audit_log import Act, AuditLog
+from fedelmy_node.store.details_log import DetailsHandler
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared, RunRecord
+from fedelmy_node.store.state_directory import Layout
+from fedelmy_node.transfer.inbox import Inbox
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, relay_pb2, transfer_pb2
+from tests.fuzz import papers
+from tests.fuzz.mutate import INTERESTING_TEXTS, join_frames
+from tests.fuzz.place import directory
+from tests.support.federations import make_plan
+from tests.support.run_reports import make_report, origin
 
 __all__ = ["doors", "request_seeds", "answer_seeds"]
 
@@ -78,12 +79,15 @@ class Sink(io.StringIO):
     """Where nobody reads."""
 
 
-# --- a federation ---------------------------------------------------------------------------------------------
+# --- a federation
+# ---------------------------------------------------------------------------------------------
 
 
 @cache
 def plan() -> Plan:
-    made = make_plan("north", "south", "west", absence={"on_unreachable": "skip", "patience_seconds": 60.0})
+    made = make_plan(
+        "north", "south", "west", absence={"on_unreachable": "skip", "patience_seconds": 60.0}
+    )
     return replace(made, plan_id=PLAN_ID)
 
 
@@ -93,7 +97,10 @@ def _bundle() -> bytes:
     from safetensors.numpy import save_file
 
     path = directory() / "bundle.safetensors"
-    tensors = {"model/w": numpy.full(50_000, 0.5, numpy.float32), "model/n": numpy.array([7], numpy.int64)}
+    tensors = {
+        "model/w": numpy.full(50_000, 0.5, numpy.float32),
+        "model/n": numpy.array([7], numpy.int64),
+    }
     save_file(tensors, path, metadata={KEY: metadata_text(["model"], {})})
     return path.read_bytes()
 
@@ -117,10 +124,15 @@ def journal() -> Journal:
     payload = signed_slices(plan(), None)[SITE].payload
     made.add_run(
         Prepared(
-            payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o",
-            manifest=manifest(), report={},
+            payload=payload,
+            slice=read_slice(payload),
+            signature=b"",
+            certificate=b"",
+            operator="o",
+            manifest=manifest(),
+            report={},
         )
-    )  # fmt: skip
+    )
     return made
 
 
@@ -132,13 +144,20 @@ def record() -> RunRecord:
 def _offer() -> Offer:
     data = _bundle()
     return Offer(
-        run=RUN, edge=EDGE, size=len(data), sha256=hashlib.sha256(data).hexdigest(), block_bytes=BLOCK,
-        wire_dtype="float32", manifest=manifest(), origin=origin("train.1@north"),
+        run=RUN,
+        edge=EDGE,
+        size=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        block_bytes=BLOCK,
+        wire_dtype="float32",
+        manifest=manifest(),
+        origin=origin("train.1@north"),
         plan_id=PLAN_ID,
-    )  # fmt: skip
+    )
 
 
-# --- a node, as far as messages reach into it -------------------------------------------------------------------
+# --- a node, as far as messages reach into it
+# -------------------------------------------------------------------
 
 
 class _Node:
@@ -154,15 +173,19 @@ class _Node:
     def describe(self) -> NodeDescription:
         return _description()
 
-    def prepare(self, signed: Signed, operator: str, *, check_only: bool, examine: bool) -> PrepareAnswer:
-        """Who signed it is asked in another target; what a plan asks is put into words, as for the administrator."""
+    def prepare(
+        self, signed: Signed, operator: str, *, check_only: bool, examine: bool
+    ) -> PrepareAnswer:
+        """Who signed it is asked in another target; what a plan asks is put into words, as for the
+        administrator.
+        """
         plan = read_slice(signed.payload)
         prepared = replace(record().prepared, payload=signed.payload, slice=plan, operator=operator)
         with_asking(self.report(RUN), replace(record(), prepared=prepared), Consent(), 0.0)
         return PrepareAnswer(report={}, state=RunState.PENDING)
 
     def revoke(self, lists: bytes, operator: str) -> int:
-        return papers.live().take_lists(lists, f"operator {operator}")
+        return papers.live().install_lists(lists, f"operator {operator}")
 
     def start(self, run: RunId) -> RunState:
         return journal().run(run).state
@@ -210,7 +233,9 @@ class _Node:
     def begin(self, sender: SiteName, offer: Offer) -> int | Receipt:
         return self.inbox.begin(sender, offer)
 
-    def receive(self, sender: Any, run: Any, edge: Any, sha256: str, first: int, blocks: Any) -> Receipt:
+    def receive(
+        self, sender: Any, run: Any, edge: Any, sha256: str, first: int, blocks: Any
+    ) -> Receipt:
         self.inbox.begin(SiteName("north"), _offer())
         return self.inbox.receive(sender, run, edge, sha256, first, blocks)
 
@@ -223,15 +248,19 @@ class _Node:
     def model(self, run: RunId | None) -> ResultModel:
         return _model()
 
-    def prune(self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool) -> tuple[PrunedRun, ...]:
+    def prune(
+        self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool
+    ) -> tuple[PrunedRun, ...]:
         return tuple(PrunedRun(run=run, state=journal().run(run).state, size=0) for run in runs)
 
 
 class _Relay:
-    """One site waits here, and one ring is not answered yet; what is carried is read by somebody, as on a network."""
+    """One site waits here, and one ring is not answered yet; what is carried is read by somebody,
+    as on a network.
+    """
 
     def __init__(self) -> None:
-        self._switchboard = Switchboard(lambda _: None)
+        self._switchboard = TunnelServer(lambda _: None)
         self._switchboard.rings(SITE)
 
     def rings(self, site: SiteName) -> Any:
@@ -272,7 +301,9 @@ class _AbortedError(Exception):
 
 
 class _Context:
-    """A call of the site north, or of an operator where only operators may call; or of whoever shows papers."""
+    """A call of the site north, or of an operator where only operators may call; or of whoever
+    shows papers.
+    """
 
     def __init__(self, peer: str, who: str, shown: Mapping[str, list[bytes]]) -> None:
         self._peer, self._who, self._shown = peer, who, shown
@@ -285,7 +316,9 @@ class _Context:
         return self._shown
 
     def set_trailing_metadata(self, metadata: Any) -> None:
-        self.problem = next((decode_problem(value) for key, value in metadata if key == PROBLEM_KEY), None)
+        self.problem = next(
+            (decode_problem(value) for key, value in metadata if key == PROBLEM_KEY), None
+        )
 
     def set_code(self, status: grpc.StatusCode) -> None:
         pass
@@ -322,8 +355,8 @@ class _Doors:
         ample = Budget(at_once=4, share=4, per_second=1e9, burst=10**9)
         rules = {**services.RULES, **RELAY_RULES}
         budgets = {rule.budget: ample for rule in rules.values()}
-        self._guard = Guard(rules, budgets, believe=None)
-        self._strict = Guard(rules, budgets, believe=papers.trust)
+        self._guard = Guard(rules, budgets, trust=None)
+        self._strict = Guard(rules, budgets, trust=papers.trust)
         self._local = LocalGuard()
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
@@ -334,7 +367,9 @@ class _Doors:
         self._handlers |= {f"/{service}/{method}": handler for method, handler in handlers.items()}
 
     def call(self, method: str, messages: list[bytes]) -> None:
-        """One call with these messages; what a guard answers with an error of ours is raised as that error."""
+        """One call with these messages; what a guard answers with an error of ours is raised as
+        that error.
+        """
         if "Admin" in method:
             self._call(self._local, method, messages, _Context("unix:", "", {}))
         else:
@@ -343,8 +378,17 @@ class _Doors:
 
     def meet(self, leaf: bytes, others: list[bytes]) -> None:
         """A call of whoever shows these certificates."""
-        shown = {"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [leaf], "x509_pem_cert_chain": others}
-        self._call(self._strict, "/fedelmy.v1.Control/Describe", [b""], _Context("ipv4:127.0.0.1:1", "", shown))
+        shown = {
+            "ssl_tls_version": [b"TLSv1.3"],
+            "x509_pem_cert": [leaf],
+            "x509_pem_cert_chain": others,
+        }
+        self._call(
+            self._strict,
+            "/fedelmy.v1.Control/Describe",
+            [b""],
+            _Context("ipv4:127.0.0.1:1", "", shown),
+        )
 
     def _call(self, guard: Any, method: str, messages: list[bytes], context: _Context) -> None:
         details = type("Details", (), {"method": method, "invocation_metadata": ()})()
@@ -368,7 +412,8 @@ def doors() -> _Doors:
     return _Doors()
 
 
-# --- valid inputs -----------------------------------------------------------------------------------------------
+# --- valid inputs
+# -----------------------------------------------------------------------------------------------
 
 
 def _pb(message: Any) -> bytes:
@@ -384,7 +429,8 @@ def plan_seeds() -> list[bytes]:
 @cache
 def cancel_seeds() -> list[bytes]:
     return [
-        signed_cancel(RUN, PLAN_ID, reason, None, withdraw=bool(reason)).payload for reason in ("", "wrong classes")
+        signed_cancel(RUN, PLAN_ID, reason, None, withdraw=bool(reason)).payload
+        for reason in ("", "wrong classes")
     ]
 
 
@@ -392,7 +438,11 @@ def cancel_seeds() -> list[bytes]:
 def problem_seeds() -> list[bytes]:
     some = ["E-PEER-BUSY", "E-RUN-UNKNOWN", "E-INTERNAL", "E-NEWER"]
     return [
-        encode_problem(Problem(code=code, message="what is wrong", hint=getattr(CATALOGUE.get(code), "advice", "")))
+        encode_problem(
+            Problem(
+                code=code, message="what is wrong", hint=getattr(CATALOGUE.get(code), "advice", "")
+            )
+        )
         for code in some
     ]
 
@@ -408,7 +458,11 @@ def header_seeds() -> list[bytes]:
         return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
     tables = (
-        {"__metadata__": {"fedelmy": "{}"}, "m/a": entry("F32", [2], 0, 8), "m/b": entry("I64", [2, 1], 8, 24)},
+        {
+            "__metadata__": {"fedelmy": "{}"},
+            "m/a": entry("F32", [2], 0, 8),
+            "m/b": entry("I64", [2, 1], 8, 24),
+        },
         {"a": entry("BF16", [2, 6], 0, 24), "empty": entry("F32", [0, 5], 0, 0)},
     )
     return [json.dumps(table).encode() for table in tables]
@@ -421,7 +475,10 @@ def small_bundle() -> tuple[bytes, Any, str]:
     from safetensors.numpy import save_file
 
     path = directory() / "small.safetensors"
-    tensors = {"model/w": numpy.full(60, 0.5, numpy.float32), "model/h": numpy.ones((2, 3), numpy.float16)}
+    tensors = {
+        "model/w": numpy.full(60, 0.5, numpy.float32),
+        "model/h": numpy.ones((2, 3), numpy.float16),
+    }
     save_file(tensors, path, metadata={KEY: metadata_text(["model"], {})})
     return path.read_bytes(), read_header(path).manifest, metadata_text(["model"], {})
 
@@ -435,7 +492,11 @@ def bundle_seeds() -> list[bytes]:
 @cache
 def block_seeds() -> list[bytes]:
     header = transfer_pb2.SendHeader(run=RUN, edge=EDGE, sha256=bytes(32), first_block=0)
-    return [encode_block(0, b"x" * 50, bytes(32)), encode_block(2**40, b"", b""), encode_header(header)]
+    return [
+        encode_block(0, b"x" * 50, bytes(32)),
+        encode_block(2**40, b"", b""),
+        encode_header(header),
+    ]
 
 
 @cache
@@ -460,10 +521,15 @@ def _carried() -> list[bytes]:
 @cache
 def request_seeds() -> Mapping[str, list[bytes]]:
     operator = papers.operator()
-    slices = [convert.signed_to_pb(signed) for signed in signed_slices(plan(), operator).values()]
-    cancel = convert.signed_to_pb(signed_cancel(RUN, PLAN_ID, "because", operator))
+    slices = [
+        convert_transfers.signed_to_pb(signed)
+        for signed in signed_slices(plan(), operator).values()
+    ]
+    cancel = convert_transfers.signed_to_pb(signed_cancel(RUN, PLAN_ID, "because", operator))
     run = _pb(control_pb2.ReportRequest(run=RUN))
-    header = transfer_pb2.SendHeader(run=RUN, edge=EDGE, sha256=bytes.fromhex(_offer().sha256), first_block=0)
+    header = transfer_pb2.SendHeader(
+        run=RUN, edge=EDGE, sha256=bytes.fromhex(_offer().sha256), first_block=0
+    )
     data = _bundle()[:BLOCK]
     blocks = [encode_header(header), encode_block(0, data, hashlib.sha256(data).digest())]
     return {
@@ -475,10 +541,14 @@ def request_seeds() -> Mapping[str, list[bytes]]:
         "/fedelmy.v1.Control/Watch": [_pb(control_pb2.WatchRequest(run=RUN, after=1))],
         "/fedelmy.v1.Control/Cancel": [_pb(control_pb2.CancelRequest(cancel=cancel))],
         "/fedelmy.v1.Control/Report": [run],
-        "/fedelmy.v1.Control/Revoke": [_pb(control_pb2.RevokeRequest(list=lists)) for lists in papers.list_seeds()],
+        "/fedelmy.v1.Control/Revoke": [
+            _pb(control_pb2.RevokeRequest(list=lists)) for lists in papers.list_seeds()
+        ],
         "/fedelmy.v1.Peer/Watch": [_pb(peer_pb2.NeighbourWatch(run=RUN))],
-        "/fedelmy.v1.Peer/Measure": [join_frames([_pb(peer_pb2.MeasureBlock(data=b"x" * 70)), b""])],
-        "/fedelmy.v1.Transfer/Begin": [_pb(convert.offer_to_pb(_offer()))],
+        "/fedelmy.v1.Peer/Measure": [
+            join_frames([_pb(peer_pb2.MeasureBlock(data=b"x" * 70)), b""])
+        ],
+        "/fedelmy.v1.Transfer/Begin": [_pb(convert_transfers.offer_to_pb(_offer()))],
         "/fedelmy.v1.Transfer/Send": [join_frames(blocks)],
         "/fedelmy.v1.Relay/Await": [b""],
         "/fedelmy.v1.Relay/Answer": [join_frames([_pb(relay_pb2.Carried(ring=RING)), *_carried()])],
@@ -488,27 +558,50 @@ def request_seeds() -> Mapping[str, list[bytes]]:
         "/fedelmy.v1.Admin/Show": [run],
         "/fedelmy.v1.Admin/Model": [b"", _pb(admin_pb2.ModelRequest(run=RUN))],
         "/fedelmy.v1.Admin/Accept": [_pb(admin_pb2.AcceptRequest(slice=s)) for s in slices],
-        "/fedelmy.v1.Admin/Approve": [_pb(admin_pb2.ApproveRequest(run=RUN, plan_sha256=record().prepared.sha256))],
-        "/fedelmy.v1.Admin/Refuse": [_pb(admin_pb2.RefuseRequest(run=RUN, reason="not with these classes"))],
-        "/fedelmy.v1.Admin/Prune": [_pb(admin_pb2.PruneRequest(runs=[RUN], older_seconds=60, dry_run=True))],
+        "/fedelmy.v1.Admin/Approve": [
+            _pb(admin_pb2.ApproveRequest(run=RUN, plan_sha256=record().prepared.sha256))
+        ],
+        "/fedelmy.v1.Admin/Refuse": [
+            _pb(admin_pb2.RefuseRequest(run=RUN, reason="not with these classes"))
+        ],
+        "/fedelmy.v1.Admin/Prune": [
+            _pb(admin_pb2.PruneRequest(runs=[RUN], older_seconds=60, dry_run=True))
+        ],
     }
 
 
 def _description() -> NodeDescription:
     return NodeDescription(
-        site=SITE, version="0.1.0", contracts=("fedelmy.v1",), torch="2.6", platform="x86_64", device="cpu",
-        data="digits", peers=("north=127.0.0.1:1",), free_bytes=10**12, clock=1.8e9,
-        certificate_expires=1.8e9, advertise=Address("fl.south.example:443"), warnings=("E-IDENTITY-TWICE: north",),
+        site=SITE,
+        version="0.1.0",
+        contracts=("fedelmy.v1",),
+        torch="2.6",
+        platform="x86_64",
+        device="cpu",
+        data="digits",
+        peers=("north=127.0.0.1:1",),
+        free_bytes=10**12,
+        clock=1.8e9,
+        certificate_expires=1.8e9,
+        advertise=Address("fl.south.example:443"),
+        warnings=("E-IDENTITY-TWICE: north",),
         runs=(RunSummary(run=RUN, state=RunState.RUNNING, federation="small", changed_at=1.8e9),),
-    )  # fmt: skip
+    )
 
 
 def _model() -> ResultModel:
     recipe = canonical_json(plan().recipe)
     return ResultModel(
-        run=RUN, site=SITE, path="/x", sha256="ab" * 32, size=70, recipe=recipe, data="digits", indices="",
+        run=RUN,
+        site=SITE,
+        path="/x",
+        sha256="ab" * 32,
+        size=70,
+        recipe=recipe,
+        data="digits",
+        indices="",
         unreadable="fail",
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -517,10 +610,25 @@ def event_data() -> Mapping[EventKind, Mapping[str, Any]]:
     way = {"edge": EDGE, "peer": "north"}
     place = {"member": 1, "members": 3, "epoch": 2, "epochs": 5}
     result = {
-        "accuracy": 0.5, "samples": 10, "correct": 5, "received_accuracy": 0.4, "member_accuracies": [0.4, None],
-        "pool_distances": [[0.0, 1.5], [1.5, 0.0]], "embedding": {"points": [[0.5, -1.0]], "labels": [3], "of": 10},
-        "classes": {"cat": {"tp": 3, "fn": 1, "fp": 0, "tn": 6, "sensitivity": 0.75, "specificity": 1.0, "auc": None}},
-    }  # fmt: skip
+        "accuracy": 0.5,
+        "samples": 10,
+        "correct": 5,
+        "received_accuracy": 0.4,
+        "member_accuracies": [0.4, None],
+        "pool_distances": [[0.0, 1.5], [1.5, 0.0]],
+        "embedding": {"points": [[0.5, -1.0]], "labels": [3], "of": 10},
+        "classes": {
+            "cat": {
+                "tp": 3,
+                "fn": 1,
+                "fp": 0,
+                "tn": 6,
+                "sensitivity": 0.75,
+                "specificity": 1.0,
+                "auc": None,
+            }
+        },
+    }
     why = {"code": "E-PEER-UNREACHABLE", "message": "no answer in time"}
     return {
         EventKind.RUN: {"state": "running"},
@@ -528,29 +636,56 @@ def event_data() -> Mapping[EventKind, Mapping[str, Any]]:
         EventKind.READY: {"train": 10, "validation": 2, "test": 3, "seconds": 0.5},
         EventKind.RESUMED: {**place, "batch": 3, "fits": 1},
         EventKind.BEGUN: {},
-        EventKind.EPOCH: {**place, "phase": "member", "loss": 0.7, "accuracy": 0.9, "eta_seconds": 5.0},
+        EventKind.EPOCH: {
+            **place,
+            "phase": "member",
+            "loss": 0.7,
+            "accuracy": 0.9,
+            "eta_seconds": 5.0,
+        },
         EventKind.MEMBER: {**place, "accuracy": 0.9, "seconds": 1.0},
         EventKind.SENDING: {**way, "bytes": 5, "total": 70},
-        EventKind.SENT: {**way, "bytes": 70, "sha256": "ab" * 32, "seconds": 0.3, "carries": "train"},
+        EventKind.SENT: {
+            **way,
+            "bytes": 70,
+            "sha256": "ab" * 32,
+            "seconds": 0.3,
+            "carries": "train",
+        },
         EventKind.RECEIVED: {**way, "bytes": 70, "sha256": "ab" * 32, "carries": "train"},
         EventKind.RETRY: {**way, **why, "wait_seconds": 0.5},
         EventKind.UNREACHABLE: {**why, "peer": "north", "policy": "skip", "patience_seconds": 60.0},
         EventKind.REACHABLE: {"peer": "north"},
         EventKind.AROUND: {**way, **why, "steps": ["train.1@north"]},
         EventKind.WARNING: why,
-    }  # fmt: skip
+    }
 
 
 def _measured(received: int) -> Measured:
-    return Measured(site=SITE, version="0.1.0", contracts=("fedelmy.v1",), clock=1.8e9, received=received)
+    return Measured(
+        site=SITE, version="0.1.0", contracts=("fedelmy.v1",), clock=1.8e9, received=received
+    )
 
 
 def _findings() -> tuple[Finding, ...]:
     speed = {"bytes_per_second": 10**6, "round_trip_seconds": 0.01}
     return (
         Finding(subject="peer west", check="speed", verdict="ok", message="fast", facts=speed),
-        Finding(subject="device", check="time", verdict="ok", message="about 3 s", facts={"seconds": 3.0}),
-        Finding(subject="plan", check="refusal", verdict="failure", message="no room", code="E-STORE-DISK", fix="x"),
+        Finding(
+            subject="device",
+            check="time",
+            verdict="ok",
+            message="about 3 s",
+            facts={"seconds": 3.0},
+        ),
+        Finding(
+            subject="plan",
+            check="refusal",
+            verdict="failure",
+            message="no room",
+            code="E-STORE-DISK",
+            fix="x",
+        ),
     )
 
 
@@ -570,7 +705,9 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
         message="x",
     )
     reports = [
-        make_report(plan(), "south", origin=origin("train.1@north", without=("train.3@west",), by="south")),
+        make_report(
+            plan(), "south", origin=origin("train.1@north", without=("train.3@west",), by="south")
+        ),
         make_report(
             plan(),
             "north",
@@ -594,24 +731,35 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
     edges = tuple(edge.id for edge in record().slice.edges_out)
     cancel = signed_cancel(RUN, PLAN_ID, "because", papers.operator())
     states = [
-        NeighbourState(state=RunState.RUNNING, received=edges, settled=edges, closed=edges[:1], near=edges),
+        NeighbourState(
+            state=RunState.RUNNING, received=edges, settled=edges, closed=edges[:1], near=edges
+        ),
         NeighbourState(state=RunState.DONE, left_out=edges),
         NeighbourState(state=RunState.CANCELLED, cancel=cancel),
         NeighbourState(state=RunState.ABORTED, message="north was out of reach"),
     ]
-    receipt = convert.receipt_to_pb(Receipt(edge=EDGE, sha256="ab" * 32, size=70))
+    receipt = convert_transfers.receipt_to_pb(Receipt(edge=EDGE, sha256="ab" * 32, size=70))
     report = canonical_json({"samples": {"train": 10}, "classes": [1, 2], "torch": "2.6"})
-    health = Health(serving=True, site=SITE, address="127.0.0.1:1", process=1, queue=("run-1 train.1@south",))
+    health = Health(
+        serving=True, site=SITE, address="127.0.0.1:1", process=1, queue=("run-1 train.1@south",)
+    )
     health = replace(health, warnings=("the certificate expires soon",), certificate_expires=1.8e9)
     broken = ServiceHealth(name="fedelmy.v1.Transfer", serving=False, reason="full")
-    health = replace(health, services=(broken,), free_bytes=1, total_bytes=2, version="0.1.0", metrics="127.0.0.1:9465")
+    health = replace(
+        health,
+        services=(broken,),
+        free_bytes=1,
+        total_bytes=2,
+        version="0.1.0",
+        metrics="127.0.0.1:9465",
+    )
     return {
         "DescribeReply": [_pb(convert.description_to_pb(_description()))],
         "PrepareReply": [
             _pb(control_pb2.PrepareReply(report=report, state="pending")),
             _pb(convert.answer_to_pb(PrepareAnswer(report={}, state=None, findings=_findings()))),
         ],
-        "MeasureReply": [_pb(convert.measured_to_pb(_measured(70)))],
+        "MeasureReply": [_pb(convert_transfers.measured_to_pb(_measured(70)))],
         "StartReply": [_pb(control_pb2.StartReply(state="running"))],
         "RevokeReply": [_pb(control_pb2.RevokeReply(number=3))],
         "AcceptReply": [_pb(admin_pb2.AcceptReply(run=RUN, state="pending"))],
@@ -620,28 +768,41 @@ def answer_seeds() -> Mapping[str, list[bytes]]:
         "CancelReply": [_pb(control_pb2.CancelReply(state="cancelled"))],
         "Event": [_pb(convert.event_to_pb(event)) for event in events],
         "ReportReply": [_pb(convert.report_to_pb(report)) for report in reports],
-        "NeighbourState": [_pb(convert.neighbour_state_to_pb(state)) for state in states],
-        "BeginReply": [_pb(transfer_pb2.BeginReply(receipt=receipt)), _pb(transfer_pb2.BeginReply(resume_from=3))],
+        "NeighbourState": [_pb(convert_transfers.neighbour_state_to_pb(state)) for state in states],
+        "BeginReply": [
+            _pb(transfer_pb2.BeginReply(receipt=receipt)),
+            _pb(transfer_pb2.BeginReply(resume_from=3)),
+        ],
         "Receipt": [_pb(receipt)],
         "Ring": [_pb(relay_pb2.Ring(id=RING)), b""],
         "Carried": _carried(),
-        "HealthReply": [_pb(convert.health_to_pb(health))],
+        "HealthReply": [_pb(convert_admin.health_to_pb(health))],
         "RunsReply": [_pb(admin_pb2.RunsReply(runs=convert.summaries_to_pb(_description().runs)))],
-        "ModelReply": [_pb(convert.model_to_pb(_model()))],
-        "PruneReply": [_pb(admin_pb2.PruneReply(runs=[admin_pb2.PrunedRun(run=RUN, state="done", size=5)]))],
+        "ModelReply": [_pb(convert_admin.model_to_pb(_model()))],
+        "PruneReply": [
+            _pb(admin_pb2.PruneReply(runs=[admin_pb2.PrunedRun(run=RUN, state="done", size=5)]))
+        ],
     }
 
 
 @cache
 def audit_seeds() -> list[bytes]:
-    """An audit log with its head before it, as frames would be too much: the first line is `audit.head`."""
+    """An audit log with its head before it, as frames would be too much: the first line is
+    `audit.head`.
+    """
     home = directory() / "audited"
     home.mkdir()
     log = AuditLog(home)
     log.record(Act(act="node-started", who="site/south", facts={"version": "0.1.0"}))
-    log.note(Act(act="call-refused", who="nobody", origin="ipv4:1.2.3.4:5", code="E-IDENTITY-UNTRUSTED"))
-    log.record(Act(act="plan-accepted", who="operator/operator", run=RUN, facts={"federation": "small"}))
-    log.record(Act(act="delivery-received", who="site/north", run=RUN, edge=EDGE, facts={"bytes": 70}))
+    log.note(
+        Act(act="call-refused", who="nobody", origin="ipv4:1.2.3.4:5", code="E-IDENTITY-UNTRUSTED")
+    )
+    log.record(
+        Act(act="plan-accepted", who="operator/operator", run=RUN, facts={"federation": "small"})
+    )
+    log.record(
+        Act(act="delivery-received", who="site/north", run=RUN, edge=EDGE, facts={"bytes": 70})
+    )
     return [(home / "audit.head").read_bytes() + (home / "audit.jsonl").read_bytes()]
 
 

@@ -1,7 +1,8 @@
-"""Every decoder that faces the network, in one registry: what it takes, valid examples, and what it may raise.
+"""Every decoder that faces the network, in one registry: what it takes, valid examples, and what it
+may raise.
 
-`make fuzz` and `tests/unit/test_fuzz.py` use the same targets. A test compares them with the wire contract: every
-request and every answer of every call must be one of these.
+`make fuzz` and `tests/unit/test_fuzz.py` use the same targets. A test compares them with the wire
+contract: every request and every answer of every call must be one of these.
 """
 
 from __future__ import annotations
@@ -14,35 +15,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import papers
-import scene
 from click import unstyle
 from google.protobuf.message import DecodeError, Message
-from mutate import split_frames
-from place import directory
 
-from fedelmy_launcher.checking import estimate
-from fedelmy_launcher.control import expiry_warnings
-from fedelmy_launcher.discovery import reported_run
-from fedelmy_launcher.live.screen import live_view
-from fedelmy_launcher.live.table import site_table
-from fedelmy_launcher.progress import RunProgress
-from fedelmy_launcher.standing import Standing
-from fedelmy_node.bundles.check import check_manifest
-from fedelmy_node.bundles.header import parse_header
-from fedelmy_node.bundles.stream import StreamCheck
+from fedelmy_launcher.control.checks import estimate
+from fedelmy_launcher.control.find_run import reported_run
+from fedelmy_launcher.control.sites import expiry_warnings
+from fedelmy_launcher.control.status import RunStatus
+from fedelmy_launcher.view.progress import RunProgress
+from fedelmy_launcher.view.terminal.screen import live_view
+from fedelmy_launcher.view.terminal.site_table import site_table
+from fedelmy_node.bundle.format import parse_header
+from fedelmy_node.bundle.verification import StreamCheck, check_manifest
 from fedelmy_node.cli.audit import audit_line
-from fedelmy_node.cli.findings import finding_json, finding_lines
+from fedelmy_node.cli.finding_lines import finding_json, finding_lines
 from fedelmy_node.cli.runs import detail_lines, report_lines
-from fedelmy_node.config.decode import canonical_json, encode
+from fedelmy_node.config.decode import canonical_json, encode, parse_json
 from fedelmy_node.config.plan_file import read_slice
-from fedelmy_node.config.strict_json import parse_json
-from fedelmy_node.daemon.orders import decode_cancel
-from fedelmy_node.daemon.words import after_word, repeat_lost, take_words
+from fedelmy_node.consent.signed_commands import decode_cancel
 from fedelmy_node.domain import names
-from fedelmy_node.domain.names import SiteName
-from fedelmy_node.domain.narration import absence_text, narrate, skip_text
-from fedelmy_node.errors import (
+from fedelmy_node.domain.errors import (
     ConfigError,
     FedelmyError,
     IdentityError,
@@ -51,6 +43,9 @@ from fedelmy_node.errors import (
     StoreError,
     error_from_code,
 )
+from fedelmy_node.domain.event_text import absence_text, narrate, skip_text
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.subject import NameRule, Subject, TrustRules, fingerprint_text
 from fedelmy_node.identity.certificates import (
     check_dates,
     expiry_warning,
@@ -61,18 +56,20 @@ from fedelmy_node.identity.certificates import (
     tls_name,
 )
 from fedelmy_node.identity.requests import read_request
-from fedelmy_node.identity.rules import NameRule, TrustRules, fingerprint_text
-from fedelmy_node.identity.signing import Purpose, Signature, verify
-from fedelmy_node.identity.subject import Subject
-from fedelmy_node.rpc import convert
-from fedelmy_node.rpc.awaiting import ring_of
-from fedelmy_node.rpc.blocks import decode_request
-from fedelmy_node.rpc.faults import decode_problem, encode_problem
-from fedelmy_node.store.audit import Act, AuditLog
+from fedelmy_node.identity.signatures import Purpose, Signature, verify
+from fedelmy_node.rpc import convert, convert_admin, convert_transfers
+from fedelmy_node.rpc.block_stream import decode_request
+from fedelmy_node.rpc.clients import ring_of
+from fedelmy_node.rpc.error_mapping import decode_problem, encode_problem
+from fedelmy_node.run.neighbour_state import after_word, repeat_lost, take_words
 from fedelmy_node.store.audit_check import Verdict, entries
 from fedelmy_node.store.audit_check import verify as verify_audit
-from fedelmy_node.store.details import details_of
+from fedelmy_node.store.audit_log import Act, AuditLog
+from fedelmy_node.store.details_log import details_of
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, relay_pb2, transfer_pb2
+from tests.fuzz import papers, scene
+from tests.fuzz.mutate import split_frames
+from tests.fuzz.place import directory
 
 __all__ = ["Target", "targets", "REQUESTS", "ANSWERS"]
 
@@ -93,7 +90,8 @@ class Target:
     """Its share of the inputs."""
 
 
-# --- requests: what a node takes from a caller ------------------------------------------------------------------
+# --- requests: what a node takes from a caller
+# ------------------------------------------------------------------
 
 REQUESTS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Control/Describe": control_pb2.DescribeRequest,
@@ -143,7 +141,8 @@ def _request_targets() -> Iterator[Target]:
         )
 
 
-# --- answers: what a dialling node, the launcher or a local command takes from the other end ----------------------
+# --- answers: what a dialling node, the launcher or a local command takes from the other end
+# ----------------------
 
 ANSWERS: Final[Mapping[str, type[Message]]] = {
     "/fedelmy.v1.Control/Describe": control_pb2.DescribeReply,
@@ -175,24 +174,28 @@ def _answer_targets() -> Iterator[Target]:
     takers: Mapping[str, Callable[[Any], object]] = {
         "DescribeReply": _describe,
         "PrepareReply": _prepare,
-        "MeasureReply": lambda reply: _must_be_json(encode(convert.measured_from_pb(reply))),
+        "MeasureReply": lambda reply: _must_be_json(
+            encode(convert_transfers.measured_from_pb(reply))
+        ),
         "StartReply": lambda reply: convert.state_from_pb(reply.state),
         "CancelReply": lambda reply: convert.state_from_pb(reply.state),
         "Event": _fold,
         "ReportReply": _stand,
         "NeighbourState": _hear,
-        "BeginReply": lambda reply: convert.receipt_from_pb(reply.receipt) if reply.HasField("receipt") else None,
-        "Receipt": convert.receipt_from_pb,
+        "BeginReply": lambda reply: (
+            convert_transfers.receipt_from_pb(reply.receipt) if reply.HasField("receipt") else None
+        ),
+        "Receipt": convert_transfers.receipt_from_pb,
         "Ring": ring_of,
         "Carried": lambda message: memoryview(message.data),  # as a socket takes it
         "RevokeReply": lambda reply: reply.number,
-        "AcceptReply": convert.accepted_from_pb,
+        "AcceptReply": convert_admin.accepted_from_pb,
         "ApproveReply": lambda reply: convert.state_from_pb(reply.state),
         "RefuseReply": lambda reply: convert.state_from_pb(reply.state),
-        "HealthReply": lambda reply: _must_be_json(encode(convert.health_from_pb(reply))),
+        "HealthReply": lambda reply: _must_be_json(encode(convert_admin.health_from_pb(reply))),
         "RunsReply": lambda reply: convert.summaries_from_pb(reply.runs),
-        "ModelReply": convert.model_from_pb,
-        "PruneReply": lambda reply: convert.pruned_from_pb(reply.runs),
+        "ModelReply": convert_admin.model_from_pb,
+        "PruneReply": lambda reply: convert_admin.pruned_from_pb(reply.runs),
     }
     for kind in dict.fromkeys(ANSWERS.values()):
         name = kind.DESCRIPTOR.name
@@ -246,11 +249,18 @@ def _stand(message: control_pb2.ReportReply) -> None:
     report = convert.report_from_pb(message)
     _must_be_json(encode(report))
     outline = reported_run(report.run, {report.site: report})
-    standing = Standing(outline, {report.site: report}, {})
+    standing = RunStatus(outline, {report.site: report}, {})
     _must_be_json(standing.encoded())
-    for text in (*standing.outcome.sentences(), *(standing.note(report, step) for step in report.steps)):
+    for text in (
+        *standing.outcome.sentences(),
+        *(standing.note(report, step) for step in report.steps),
+    ):
         _must_be_plain(text)
-    for text in (*map(absence_text, report.absent), *map(skip_text, report.origin.skipped), *report_lines(report)):
+    for text in (
+        *map(absence_text, report.absent),
+        *map(skip_text, report.origin.skipped),
+        *report_lines(report),
+    ):
         _must_be_plain(text)
     progress = RunProgress(outline, began_before=True)
     progress.take({report.site: report})
@@ -260,7 +270,7 @@ def _stand(message: control_pb2.ReportReply) -> None:
 
 def _hear(message: peer_pb2.NeighbourState) -> None:
     """A neighbour's word, as the executor takes it into the journal."""
-    told = convert.neighbour_state_from_pb(message)
+    told = convert_transfers.neighbour_state_from_pb(message)
     journal, record, site = scene.journal(), scene.record(), SiteName("north")
     _must_be_plain(told.message)
     take_words(journal, record, {site: told})
@@ -295,7 +305,8 @@ def _must_be_json(value: object) -> None:
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
 
 
-# --- what is inside -----------------------------------------------------------------------------------------------
+# --- what is inside
+# -----------------------------------------------------------------------------------------------
 
 
 def _slice(data: bytes) -> None:
@@ -347,7 +358,8 @@ def _header(data: bytes) -> None:
     check_manifest(header.manifest, header.manifest)
 
 
-# --- identities and what is kept on the disk ------------------------------------------------------------------------
+# --- identities and what is kept on the disk
+# ------------------------------------------------------------------------
 
 
 def _certificate(data: bytes) -> None:
@@ -366,7 +378,12 @@ def _request(data: bytes) -> None:
 def _signature(data: bytes) -> None:
     """Two frames: a signature and its certificate."""
     value, pem, *_ = [*split_frames(data), b"", b""]
-    verify(b"payload", Signature(value=value, certificate_pem=pem), papers.trust(), purpose=Purpose.PLAN)
+    verify(
+        b"payload",
+        Signature(value=value, certificate_pem=pem),
+        papers.trust(),
+        purpose=Purpose.PLAN,
+    )
 
 
 def _caller(data: bytes) -> None:
@@ -404,8 +421,12 @@ def _rule(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     subject = Subject.of("south", "site")
     kinds: tuple[Callable[[], object], ...] = (
-        lambda: replace(papers.trust(), rules=TrustRules(names=(NameRule(subject=subject, distinguished=text),))),
-        lambda: replace(papers.trust(), rules=TrustRules(names=(NameRule(subject=subject, san=text),))),
+        lambda: replace(
+            papers.trust(), rules=TrustRules(names=(NameRule(subject=subject, distinguished=text),))
+        ),
+        lambda: replace(
+            papers.trust(), rules=TrustRules(names=(NameRule(subject=subject, san=text),))
+        ),
         lambda: fingerprint_text(text),
         lambda: Subject.parse(text),
     )
@@ -421,7 +442,9 @@ def _rule(data: bytes) -> None:
 
 
 def _audit(data: bytes) -> None:
-    """`audit.head` in the first line, the audit log in the others: looked at, gone on with, and looked at again."""
+    """`audit.head` in the first line, the audit log in the others: looked at, gone on with, and
+    looked at again.
+    """
     head, _, lines = data.partition(b"\n")
     home = directory() / "audit"
     home.mkdir(exist_ok=True)
@@ -465,7 +488,14 @@ def _details(data: bytes) -> None:
 def _names(data: bytes) -> None:
     """Each rule, on the same text; what passes is a file name only by way of its digest."""
     text = data.decode("utf-8", "replace")
-    rules = (names.site_name, names.run_id, names.step_id, names.known_edge, names.place, names.peer_address)
+    rules = (
+        names.site_name,
+        names.run_id,
+        names.step_id,
+        names.known_edge,
+        names.node_address,
+        names.peer_address,
+    )
     for rule in rules:
         try:
             found = str(rule(text))
@@ -485,7 +515,11 @@ def _block(data: bytes) -> None:
     ours = decode_request(data)
     if not isinstance(ours, transfer_pb2.SendRequest):
         theirs = transfer_pb2.SendRequest.FromString(data).block
-        if (ours.index, bytes(ours.data), ours.running_sha256) != (theirs.index, theirs.data, theirs.running_sha256):
+        if (ours.index, bytes(ours.data), ours.running_sha256) != (
+            theirs.index,
+            theirs.data,
+            theirs.running_sha256,
+        ):
             raise AssertionError("two readings of one block")
 
 
@@ -493,22 +527,65 @@ def _inner_targets() -> Iterator[Target]:
     yield Target(name="plan", form="json", seeds=scene.plan_seeds, decode=_slice, weight=10)
     yield Target(name="cancel", form="json", seeds=scene.cancel_seeds, decode=_cancel)
     yield Target(name="problem", form="json", seeds=scene.problem_seeds, decode=_problem)
-    yield Target(name="json", form="json", seeds=scene.json_seeds, decode=_json, expected=(ValueError,))
-    yield Target(name="bundle header", form="json", seeds=scene.header_seeds, decode=_header, weight=6)
-    yield Target(name="bundle stream", form="header", seeds=scene.bundle_seeds, decode=_stream, weight=6)
-    yield Target(name="block", form="protobuf", seeds=scene.block_seeds, decode=_block, expected=(DecodeError,))
-    yield Target(name="certificate", form="pem", seeds=papers.certificate_seeds, decode=_certificate)
-    yield Target(name="certificate request", form="pem", seeds=papers.request_seeds, decode=_request)
+    yield Target(
+        name="json", form="json", seeds=scene.json_seeds, decode=_json, expected=(ValueError,)
+    )
+    yield Target(
+        name="bundle header", form="json", seeds=scene.header_seeds, decode=_header, weight=6
+    )
+    yield Target(
+        name="bundle stream", form="header", seeds=scene.bundle_seeds, decode=_stream, weight=6
+    )
+    yield Target(
+        name="block",
+        form="protobuf",
+        seeds=scene.block_seeds,
+        decode=_block,
+        expected=(DecodeError,),
+    )
+    yield Target(
+        name="certificate", form="pem", seeds=papers.certificate_seeds, decode=_certificate
+    )
+    yield Target(
+        name="certificate request", form="pem", seeds=papers.request_seeds, decode=_request
+    )
     yield Target(name="signature", form="frames", seeds=papers.signature_seeds, decode=_signature)
     yield Target(name="caller", form="frames", seeds=papers.caller_seeds, decode=_caller)
-    yield Target(name="chain", form="frames", seeds=papers.chain_seeds, decode=_chain, expected=(IdentityError,))
-    yield Target(name="revocation list", form="pem", seeds=papers.list_seeds, decode=_list, expected=(IdentityError,))
     yield Target(
-        name="signed revocation list", form="der", seeds=papers.list_body_seeds,
-        decode=lambda data: _list(papers.listed(data)), expected=(IdentityError,),
-    )  # fmt: skip
-    yield Target(name="identity rule", form="bytes", seeds=papers.name_seeds, decode=_rule, expected=(ConfigError,))
-    yield Target(name="audit log", form="lines", seeds=scene.audit_seeds, decode=_audit, expected=(StoreError,))
+        name="chain",
+        form="frames",
+        seeds=papers.chain_seeds,
+        decode=_chain,
+        expected=(IdentityError,),
+    )
+    yield Target(
+        name="revocation list",
+        form="pem",
+        seeds=papers.list_seeds,
+        decode=_list,
+        expected=(IdentityError,),
+    )
+    yield Target(
+        name="signed revocation list",
+        form="der",
+        seeds=papers.list_body_seeds,
+        decode=lambda data: _list(papers.listed(data)),
+        expected=(IdentityError,),
+    )
+    yield Target(
+        name="identity rule",
+        form="bytes",
+        seeds=papers.name_seeds,
+        decode=_rule,
+        expected=(ConfigError,),
+    )
+    yield Target(
+        name="audit log",
+        form="lines",
+        seeds=scene.audit_seeds,
+        decode=_audit,
+        expected=(StoreError,),
+    )
     yield Target(name="details", form="lines", seeds=scene.details_seeds, decode=_details, weight=2)
     yield Target(name="names", form="bytes", seeds=scene.name_seeds, decode=_names)
 
@@ -516,11 +593,16 @@ def _inner_targets() -> Iterator[Target]:
 @cache
 def targets() -> Mapping[str, Target]:
     """All of them, by name."""
-    return {target.name: target for target in (*_request_targets(), *_answer_targets(), *_inner_targets())}
+    return {
+        target.name: target
+        for target in (*_request_targets(), *_answer_targets(), *_inner_targets())
+    }
 
 
 def run(target: Target, data: bytes) -> str:
-    """What became of one input: accepted, or the name of the refusal; anything that is not expected is raised."""
+    """What became of one input: accepted, or the name of the refusal; anything that is not expected
+    is raised.
+    """
     try:
         target.decode(data)
     except target.expected as error:

@@ -9,16 +9,16 @@ from typing import Any
 
 import grpc
 import pytest
-from budgets import budgets
-from doors import Door
 
-from fedelmy_launcher import authority
+from fedelmy_launcher.ca import authority
 from fedelmy_node.domain.names import Address
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.identity.live import LiveIdentity
+from fedelmy_node.identity.live_identity import LiveIdentity
 from fedelmy_node.identity.trust import Trust
-from fedelmy_node.rpc.guard import Guard, Rule, caller
-from fedelmy_node.rpc.serve import make_server
+from fedelmy_node.rpc.authorization import Guard, Rule, caller
+from fedelmy_node.rpc.server import make_server
+from tests.integration.support.budgets import budgets
+from tests.integration.support.doors import Door
 
 Serve = Callable[..., Address]
 
@@ -36,7 +36,9 @@ class _Echo(grpc.GenericRpcHandler):
     def __init__(self, more: Mapping[str, Any]) -> None:
         self.methods = {
             "Say": grpc.unary_unary_rpc_method_handler(lambda request, _: request),
-            "WhoAmI": grpc.unary_unary_rpc_method_handler(lambda _, context: str(caller(context)).encode()),
+            "WhoAmI": grpc.unary_unary_rpc_method_handler(
+                lambda _, context: str(caller(context)).encode()
+            ),
             "Count": grpc.unary_stream_rpc_method_handler(lambda request, _: iter([request] * 3)),
             "Sum": grpc.stream_unary_rpc_method_handler(lambda requests, _: b"".join(requests)),
             "Chat": grpc.stream_stream_rpc_method_handler(lambda requests, _: iter(list(requests))),
@@ -49,15 +51,21 @@ class _Echo(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Start servers that stop when the test ends; unless a guard is given, everybody may call everything."""
+    """Start servers that stop when the test ends; unless a guard is given, everybody may call
+    everything.
+    """
     with ExitStack() as running:
 
-        def start(identity: Any, *, guard: Guard | None = None, more: Mapping[str, Any] | None = None) -> Address:
+        def start(
+            identity: Any, *, guard: Guard | None = None, more: Mapping[str, Any] | None = None
+        ) -> Address:
             echo = _Echo(more or {})
             everybody = Rule(roles=("site", "operator"), budget="control")
             rules = {f"/test.Echo/{method}": everybody for method in echo.methods}
-            guard = guard or Guard(rules, budgets(control=4), believe=believe(identity))
-            server, address = make_server(Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers)
+            guard = guard or Guard(rules, budgets(control=4), trust=believe(identity))
+            server, address = make_server(
+                Address("127.0.0.1:0"), identity, interceptors=[guard], workers=guard.workers
+            )
             server.add_generic_rpc_handlers((echo,))
             server.start()
             running.callback(lambda: server.stop(0).wait(10))

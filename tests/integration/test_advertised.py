@@ -1,4 +1,6 @@
-"""Where a site says that it is reached, against where the operator's file has it: told, whatever comes of it."""
+"""Where a site says that it is reached, against where the operator's file has it: told, whatever
+comes of it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from serving import lay_down, serving
 
-from fedelmy_node.config.site import Given, load_site_config
-from fedelmy_node.daemon.examination.advertised import compare_advertised
-from fedelmy_node.daemon.examination.peers import Caller
-from fedelmy_node.daemon.node import Node
-from fedelmy_node.domain.findings import Finding
+from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.domain.names import Address, SiteName
+from fedelmy_node.domain.reports import Finding
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.node import Node
+from fedelmy_node.ops.doctor.peer_checks import Caller, compare_advertised
+from tests.integration.support.serving import lay_down, serving
 
 Identities = Mapping[str, Identity]
 LISTED = Address("federation.example:50051")
@@ -30,7 +31,9 @@ def caller(request: pytest.FixtureRequest, identities: Identities) -> Caller:
 @pytest.fixture
 def south(tmp_path: Path, identities: Identities, caller: Caller) -> Iterator[Address]:
     state = lay_down(tmp_path / "south", identities["south"])
-    given = Given(state=state, listen="127.0.0.1:0", data="digits", insecure=caller.insecure, site="south")
+    given = Given(
+        state=state, listen="127.0.0.1:0", data="digits", insecure=caller.insecure, site="south"
+    )
     node = Node(load_site_config(given))
     with serving(node):
         yield Address(node.address)
@@ -38,7 +41,11 @@ def south(tmp_path: Path, identities: Identities, caller: Caller) -> Iterator[Ad
 
 def told(place: Address, caller: Caller, site: str = "south") -> Finding:
     (finding,) = compare_advertised(place, LISTED, SiteName(site), caller)
-    assert (finding.subject, finding.check, finding.verdict) == ("from here", "advertise", "warning")
+    assert (finding.subject, finding.check, finding.verdict) == (
+        "from here",
+        "advertise",
+        "warning",
+    )
     assert place in finding.message and LISTED in finding.message and finding.fix
     return finding
 

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from namespaces import Cable, permitted
-from test_transfer import EDGE, RUN, make_bundle
 
-from fedelmy_launcher import authority
+from fedelmy_launcher.ca import authority
 from fedelmy_node.identity import keystore
-from fedelmy_node.store.layout import Layout
+from fedelmy_node.store.state_directory import Layout
+from tests.integration.support.namespaces import Cable, permitted
+from tests.integration.test_transfer import EDGE, RUN, make_bundle
 
-END = Path(__file__).parent / "link_end.py"
 pytestmark = pytest.mark.skipif(not permitted(), reason="may not make network namespaces here")
 
 
@@ -29,13 +28,17 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {name: root / name / "identity" for name in ("north", "south")}
     for name, home in found.items():
         keystore.init(home, name, "site")
-        keystore.install(home, authority.sign(root / "ca", home / "request.csr", root / f"{name}.pem").path)
+        keystore.install(
+            home, authority.sign(root / "ca", home / "request.csr", root / f"{name}.pem").path
+        )
     return found
 
 
 @contextmanager
 def end(cable: Cable, space: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = cable.inside(space, sys.executable, str(END), *arguments)
+    command = cable.inside(
+        space, sys.executable, "-m", "tests.integration.support.link_end", *arguments
+    )
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -44,14 +47,18 @@ def end(cable: Cable, space: str, *arguments: str) -> Iterator[subprocess.Popen[
         process.communicate()
 
 
-def hand_over(cable: Cable, homes: dict[str, Path], tmp_path: Path, bundle: Path, outage_seconds: float = 0) -> str:
+def hand_over(
+    cable: Cable, homes: dict[str, Path], tmp_path: Path, bundle: Path, outage_seconds: float = 0
+) -> str:
     """What the sender told; the bundle is there bit for bit."""
     address = f"{cable.addresses[cable.south]}:7443"
     receiver_arguments = str(tmp_path / "south"), str(homes["south"]), str(bundle), address
     with end(cable, cable.south, "receiver", *receiver_arguments) as receiver:
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == "ready\n"
-        with end(cable, cable.north, "sender", str(bundle), str(homes["north"]), address, "3") as sender:
+        with end(
+            cable, cable.north, "sender", str(bundle), str(homes["north"]), address, "3"
+        ) as sender:
             if outage_seconds:
                 wait_until_sent(cable, bundle.stat().st_size // 3)
                 cable.unplug()
@@ -72,7 +79,10 @@ def wait_until_sent(cable: Cable, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("rate", "delay", "values"),
-    [("4mbit", "100ms", 500_000), pytest.param("30mbit", "100ms", 1_500_000, marks=pytest.mark.full)],
+    [
+        ("4mbit", "100ms", 500_000),
+        pytest.param("30mbit", "100ms", 1_500_000, marks=pytest.mark.full),
+    ],
 )
 def test_a_slow_and_distant_link_only_takes_its_time(
     homes: dict[str, Path], tmp_path: Path, rate: str, delay: str, values: int
@@ -93,8 +103,12 @@ def test_a_link_that_is_down_for_some_seconds(homes: dict[str, Path], tmp_path: 
 
 
 @pytest.mark.full
-def test_a_link_that_is_down_for_longer_than_the_site_is_patient(homes: dict[str, Path], tmp_path: Path) -> None:
-    """Nothing moves, nothing is reset: the stall time-out of 3 s finds it, and the courier begins anew."""
+def test_a_link_that_is_down_for_longer_than_the_site_is_patient(
+    homes: dict[str, Path], tmp_path: Path
+) -> None:
+    """Nothing moves, nothing is reset: the stall time-out of 3 s finds it, and the courier begins
+    anew.
+    """
     bundle = make_bundle(tmp_path / "bundle.safetensors", size=5_000_000)
     with Cable(rate="30mbit", delay="5ms") as cable:
         told = hand_over(cable, homes, tmp_path, bundle, outage_seconds=5)

@@ -1,4 +1,6 @@
-"""Whoever carries a connection to a site that cannot be called sees bytes: it reads nothing, and changes nothing."""
+"""Whoever carries a connection to a site that cannot be called sees bytes: it reads nothing, and
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from contextlib import suppress
 import grpc
 import pytest
 
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.names import Address, SiteName
-from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc.dial import open_channel
-from fedelmy_node.rpc.faults import map_errors
+from fedelmy_node.rpc.channel import open_channel
+from fedelmy_node.rpc.error_mapping import map_errors
 
 Identities = Mapping[str, Identity]
 Serve = Callable[..., Address]
@@ -66,14 +68,18 @@ def carrier(identities: Identities, serve: Serve, taken: list[bytes]) -> Iterato
         taken.append(request)
         return request
 
-    made = Carrier(serve(identities["south"], more={"Take": grpc.unary_unary_rpc_method_handler(take)}))
+    made = Carrier(
+        serve(identities["south"], more={"Take": grpc.unary_unary_rpc_method_handler(take)})
+    )
     yield made
     made.close()
 
 
 def by_way_of(carrier: Carrier, identity: Identity) -> grpc.Channel:
     nowhere = Address("127.0.0.1:1/south")
-    return open_channel(nowhere, identity, expect_role="site", expect_site=SiteName("south"), join=carrier)
+    return open_channel(
+        nowhere, identity, expect_role="site", expect_site=SiteName("south"), join=carrier
+    )
 
 
 def give(channel: grpc.Channel, what: bytes) -> bytes:

@@ -1,4 +1,6 @@
-"""Completion as a shell does it: the real script in a real bash (zsh and fish where they are installed)."""
+"""Completion as a shell does it: the real script in a real bash (zsh and fish where they are
+installed).
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from serving import serving
-from test_runs_cli import ALONE
 
-from fedelmy_launcher.plans import compile_plan, signed_slices
+from fedelmy_launcher.plans.compiler import compile_plan, signed_slices
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.plan_file import read_slice
-from fedelmy_node.config.site import Given, load_site_config
-from fedelmy_node.daemon.node import Node
+from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName, run_id
+from fedelmy_node.node import Node
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared
+from fedelmy_node.store.state_directory import Layout
+from tests.integration.support.serving import serving
+from tests.integration.test_runs_cli import ALONE
 
 Complete = Callable[..., list[str]]
 PROGRAMS = {"fedelmy-node": "fedelmy_node", "fedelmy-launch": "fedelmy_launcher"}
@@ -33,7 +35,9 @@ PROGRAMS = {"fedelmy-node": "fedelmy_node", "fedelmy-launch": "fedelmy_launcher"
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with both commands, as an installation puts them on the path, and the scripts that they print."""
+    """A directory with both commands, as an installation puts them on the path, and the scripts
+    that they print.
+    """
     home = tmp_path_factory.mktemp("shell")
     for name, module in PROGRAMS.items():
         program = home / name
@@ -43,7 +47,9 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         for kind in ("bash", "zsh", "fish"):
-            script = subprocess.run([program, "completion", kind], capture_output=True, text=True, check=True).stdout
+            script = subprocess.run(
+                [program, "completion", kind], capture_output=True, text=True, check=True
+            ).stdout
             (home / f"{name}.{kind}").write_text(script)
     return home
 
@@ -60,11 +66,20 @@ def complete(shell: Path, tmp_path: Path) -> Complete:
             f"source '{shell / name}.bash'; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; COMPREPLY=();"
             f' {function} {name}; printf "%s\\n" "${{COMPREPLY[@]}}"'
         )
-        environment = {**os.environ, "PATH": f"{shell}:{os.environ['PATH']}", "FEDELMY_STATE": str(state or tmp_path)}
+        environment = {
+            **os.environ,
+            "PATH": f"{shell}:{os.environ['PATH']}",
+            "FEDELMY_STATE": str(state or tmp_path),
+        }
         done = subprocess.run(
             ["bash", "--norc", "-c", script],
-            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=seconds, check=True,
-        )  # fmt: skip
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=True,
+        )
         assert done.stderr == "", done.stderr
         return [word for word in done.stdout.splitlines() if word]
 
@@ -81,12 +96,19 @@ def state(tmp_path: Path) -> Iterator[Path]:
         plan = compile_plan(decode(Federation, ALONE), run_id(name))
         payload = signed_slices(plan, None)[SiteName("north")].payload
         prepared = Prepared(
-            payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o", manifest=(),
+            payload=payload,
+            slice=read_slice(payload),
+            signature=b"",
+            certificate=b"",
+            operator="o",
+            manifest=(),
             report={},
-        )  # fmt: skip
+        )
         journal.add_run(prepared, RunState.PENDING)
     journal.close()
-    given = Given(state=layout.root, listen="127.0.0.1:0", data="digits", insecure=True, site="north")
+    given = Given(
+        state=layout.root, listen="127.0.0.1:0", data="digits", insecure=True, site="north"
+    )
     with serving(Node(load_site_config(given))):
         yield layout.root
 
@@ -121,7 +143,9 @@ def test_federation_files(complete: Complete, tmp_path: Path) -> None:
 def test_runs_come_from_the_daemon(complete: Complete, state: Path) -> None:
     assert complete("fedelmy-node", "runs", "show", "x", state=state) == ["xray-2", "xray-1"]
     assert complete("fedelmy-node", "runs", "prune", "xray-1", "", state=state) == ["xray-2"]
-    assert complete("fedelmy-node", "model", "export", "--state", str(state), "xray-1") == ["xray-1"]
+    assert complete("fedelmy-node", "model", "export", "--state", str(state), "xray-1") == [
+        "xray-1"
+    ]
     assert complete("fedelmy-node", "audit", "show", "--run", "xray-2", state=state) == ["xray-2"]
 
 

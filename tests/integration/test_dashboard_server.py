@@ -1,4 +1,6 @@
-"""The dashboard's server without sites: how many may listen, rude callers, hostile texts in a browser."""
+"""The dashboard's server without sites: how many may listen, rude callers, hostile texts in a
+browser.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,16 @@ from typing import Any
 
 import pytest
 
-from browser import Visit, browser
-from fedelmy_launcher.control import Sites
-from fedelmy_launcher.dashboard.board import Board, Watched
-from fedelmy_launcher.dashboard.follower import Follower
-from fedelmy_launcher.dashboard.painting import Painter
-from fedelmy_launcher.dashboard.server import DashboardServer
-from fedelmy_launcher.discovery import ReportedRun, ReportedStep
-from fedelmy_launcher.history import RunHistory
+from fedelmy_launcher.control.find_run import ReportedRun, ReportedStep
+from fedelmy_launcher.control.sites import Sites
+from fedelmy_launcher.view.dashboard.board import Board, Watched
+from fedelmy_launcher.view.dashboard.follower import Follower, Painter
+from fedelmy_launcher.view.dashboard.http import DashboardServer
+from fedelmy_launcher.view.history.fold import RunHistory
 from fedelmy_node.domain.events import Event, EventKind
 from fedelmy_node.domain.names import RunId, SiteName, StepId
-from fedelmy_node.domain.plan import StepKind
+from fedelmy_node.domain.plan_steps import StepKind
+from tests.support.browser import Visit, browser
 
 TOKEN = "a-token-for-tests"
 EVIL = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'"&lt;"""
@@ -90,9 +91,18 @@ def test_a_stream_ends_with_the_dashboard(server: DashboardServer) -> None:
 
 @pytest.mark.parametrize(
     "request_line",
-    ["NONSENSE", "GET", "GET / HTTP/9.9", "GET http://evil/ HTTP/1.1", "GET http://[evil HTTP/1.1", "POST / HTTP/1.1"],
+    [
+        "NONSENSE",
+        "GET",
+        "GET / HTTP/9.9",
+        "GET http://evil/ HTTP/1.1",
+        "GET http://[evil HTTP/1.1",
+        "POST / HTTP/1.1",
+    ],
 )
-def test_what_is_no_request_is_refused_in_plain_words(server: DashboardServer, request_line: str) -> None:
+def test_what_is_no_request_is_refused_in_plain_words(
+    server: DashboardServer, request_line: str
+) -> None:
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as caller:
         caller.sendall(f"{request_line}\r\nHost: localhost\r\n\r\n".encode())
         answer = b"".join(iter(lambda: caller.recv(65536), b""))
@@ -107,10 +117,14 @@ def test_strangers_who_dawdle_do_not_keep_the_owner_out(server: DashboardServer)
         stack.callback(watching.close)
         assert stream.readline() == b"event: hello\n"
         for _ in range(120):  # more than there are places; none ever ends its request
-            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", server.server_address[1]), 10))
+            stranger = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.server_address[1]), 10)
+            )
             stranger.sendall(b"GET / HT")
         for _ in range(3):
-            connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", server.server_address[1], timeout=10
+            )
             stack.callback(connection.close)
             connection.request("GET", f"/{TOKEN}/")
             assert connection.getresponse().status == 200
@@ -132,8 +146,16 @@ class Hostile(Board):
                 (EventKind.RETRY, {**SAYS, "wait_seconds": 1.0}),
                 (EventKind.UNREACHABLE, {**SAYS, "policy": EVIL, "patience_seconds": 1}),
             ]
-        ):  # fmt: skip
-            event = Event(seq=number + 1, time=1.8e9 + number, run=RUN, site=NORTH, step=STEP, kind=kind, data=data)
+        ):
+            event = Event(
+                seq=number + 1,
+                time=1.8e9 + number,
+                run=RUN,
+                site=NORTH,
+                step=STEP,
+                kind=kind,
+                data=data,
+            )
             follower._fold(follower.history, event)
         follower.version = 1
         self._hostile = Watched(follower, Painter(follower, lambda: True, self._notify))
@@ -153,7 +175,9 @@ def test_texts_of_a_hostile_site_are_shown_as_texts() -> None:
         page.goto(f"{server.url}#{RUN}")
         page.wait_for_selector("#lines li:has-text('onerror')")
         page.wait_for_selector("[data-section=warnings]")
-        drawn = page.evaluate("document.querySelector('[data-section=warnings] .drawn').shadowRoot.textContent")
+        drawn = page.evaluate(
+            "document.querySelector('[data-section=warnings] .drawn').shadowRoot.textContent"
+        )
         assert "onerror" in drawn
         assert "onerror" in page.inner_text(".card")
         assert page.evaluate("window.hacked") is None

@@ -11,19 +11,25 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fedelmy_launcher import authority
+from fedelmy_launcher.ca import authority
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.names import Address, SiteName
-from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.identity.live import LiveIdentity
-from fedelmy_node.rpc import preflight
-from fedelmy_node.rpc import serve as serve_module
-from fedelmy_node.rpc.dial import channel_to, open_channel, probe
-from fedelmy_node.rpc.faults import map_errors
-from fedelmy_node.rpc.guard import LocalGuard
-from fedelmy_node.rpc.serve import make_local_server, make_server, open_local_channel
-from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, MESSAGE_BYTES, PING_ALLOWED_MS, PING_MS, SERVER_OPTIONS
+from fedelmy_node.identity.live_identity import LiveIdentity
+from fedelmy_node.rpc import handshake
+from fedelmy_node.rpc import server as serve_module
+from fedelmy_node.rpc.authorization import LocalGuard
+from fedelmy_node.rpc.channel import channel_to, open_channel, probe
+from fedelmy_node.rpc.channel_options import (
+    CHANNEL_OPTIONS,
+    MESSAGE_BYTES,
+    PING_ALLOWED_MS,
+    PING_MS,
+    SERVER_OPTIONS,
+)
+from fedelmy_node.rpc.error_mapping import map_errors
+from fedelmy_node.rpc.server import make_local_server, make_server, open_local_channel
 
 Identities = Mapping[str, Identity]
 Forge = Callable[..., Identity]
@@ -52,7 +58,10 @@ def test_a_channel_trusts_one_leaf_only(identities: Identities, serve: Serve, fo
     met = probe(serve(identities["south"]), north, expect_role="site")
     twin = serve(forge("south.site.fedelmy"))
     assert probe(twin, north, expect_role="site").subject == met.subject
-    with channel_to(twin, north, met) as channel, pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
+    with (
+        channel_to(twin, north, met) as channel,
+        pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"),
+    ):
         ask(channel)
 
 
@@ -77,7 +86,9 @@ def test_callers_without_a_certificate_do_not_get_in(identities: Identities, ser
 
 
 def test_plaintext_does_not_get_in(identities: Identities, serve: Serve) -> None:
-    channel = open_channel(serve(identities["south"]), None, expect_role="site", insecure_name="site/north")
+    channel = open_channel(
+        serve(identities["south"]), None, expect_role="site", insecure_name="site/north"
+    )
     with channel, pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
         ask(channel)
 
@@ -101,10 +112,14 @@ def test_a_renewed_certificate_is_served_without_a_restart(
 ) -> None:
     home, file = tmp_path / "identity", tmp_path / "west.pem"
     keystore.init(home, "west", "site")
-    old = keystore.install(home, authority.sign(federation_ca, home / "request.csr", file, days=10).path)
+    old = keystore.install(
+        home, authority.sign(federation_ca, home / "request.csr", file, days=10).path
+    )
     address = serve(LiveIdentity(home))
     assert probe(address, identities["north"], expect_role="site").not_after == old.not_after
-    new = keystore.install(home, authority.sign(federation_ca, home / "request.csr", file, days=20).path)
+    new = keystore.install(
+        home, authority.sign(federation_ca, home / "request.csr", file, days=20).path
+    )
     assert new.not_after > old.not_after
     assert probe(address, identities["north"], expect_role="site").not_after == new.not_after
     with open_channel(address, new, expect_role="site") as channel:
@@ -141,17 +156,22 @@ def read_frame(connection: ssl.SSLSocket) -> tuple[int, bytes]:
     return header[3], exactly(int.from_bytes(header[:3]))
 
 
-def test_an_idle_channel_may_ping(identities: Identities, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server with other ideas than its clients says too_many_pings at the third ping without a call.
+def test_an_idle_channel_may_ping(
+    identities: Identities, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with other ideas than its clients says too_many_pings at the third ping without a
+    call.
 
-    Its patience is set to nothing here, so that the test need not wait between two pings: what is tested is
-    that it can be set.
+    Its patience is set to nothing here, so that the test need not wait between two pings: what is
+    tested is that it can be set.
     """
     assert PING_ALLOWED_MS * 2 < dict(CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] == PING_MS
-    patient = tuple((key, 0 if "min_ping_interval" in key else value) for key, value in SERVER_OPTIONS)
+    patient = tuple(
+        (key, 0 if "min_ping_interval" in key else value) for key, value in SERVER_OPTIONS
+    )
     monkeypatch.setattr(serve_module, "SERVER_OPTIONS", patient)
     host, _, port = serve(identities["south"]).rpartition(":")
-    context = preflight._tls_context(identities["north"])
+    context = handshake._tls_context(identities["north"])
     with (
         socket.create_connection((host, int(port)), timeout=10) as plain,
         context.wrap_socket(plain) as connection,
@@ -178,7 +198,9 @@ def test_an_address_of_somebody_else_is_named(listen: str) -> None:
 
 
 def test_a_stopped_server_is_unreachable(identities: Identities) -> None:
-    server, address = make_server(Address("127.0.0.1:0"), identities["south"], interceptors=[], workers=1)
+    server, address = make_server(
+        Address("127.0.0.1:0"), identities["south"], interceptors=[], workers=1
+    )
     server.start()
     with south(address, identities["north"]) as channel:
         server.stop(0).wait(10)
@@ -196,7 +218,10 @@ def test_the_local_socket_is_private_and_answers(socket_path: Path) -> None:
     assert socket_path.stat().st_mode & 0o777 == 0o600
     assert socket_path.parent.stat().st_mode & 0o777 == 0o700
     server.start()
-    with open_local_channel(socket_path) as channel, pytest.raises(FedelmyError, match="E-PEER-CONTRACT"):
+    with (
+        open_local_channel(socket_path) as channel,
+        pytest.raises(FedelmyError, match="E-PEER-CONTRACT"),
+    ):
         ask(channel)
     with pytest.raises(FedelmyError, match="E-STORE-LOCKED"):
         make_local_server(socket_path, interceptors=[])
@@ -239,12 +264,14 @@ def test_a_deep_directory_is_no_obstacle(tmp_path: Path) -> None:
 def test_a_path_too_long_for_a_socket_is_named_where_there_is_no_way_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedelmy_node.rpc.serve._DESCRIPTORS", tmp_path / "none")
+    monkeypatch.setattr("fedelmy_node.rpc.server._DESCRIPTORS", tmp_path / "none")
     with pytest.raises(FedelmyError, match="E-STORE-PATH"):
         open_local_channel(tmp_path / ("y" * 120) / "admin.sock")
 
 
-def test_a_server_needs_its_callers_ca(identities: Identities, serve: Serve, tmp_path: Path) -> None:
+def test_a_server_needs_its_callers_ca(
+    identities: Identities, serve: Serve, tmp_path: Path
+) -> None:
     """A stranger who knows whom he dials still does not get in."""
     authority.init(tmp_path / "other")
     stranger = keystore.load(tmp_path / "other" / "operator")

@@ -13,13 +13,14 @@ from unittest.mock import patch
 
 import pytest
 
-from fedelmy_launcher import authority
+from fedelmy_launcher.ca import authority
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.names import Address, SiteName
-from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc import preflight
-from fedelmy_node.rpc.dial import Probed, probe
+from fedelmy_node.rpc import handshake
+from fedelmy_node.rpc.channel import probe
+from fedelmy_node.rpc.handshake import Probed
 
 Identities = Mapping[str, Identity]
 Forge = Callable[..., Identity]
@@ -59,7 +60,9 @@ def stranger(tmp_path: Path) -> Identity:
     """An identity of another federation."""
     authority.init(tmp_path / "other-ca")
     keystore.init(tmp_path / "stranger", "south", "site")
-    signed = authority.sign(tmp_path / "other-ca", tmp_path / "stranger" / "request.csr", tmp_path / "stranger.pem")
+    signed = authority.sign(
+        tmp_path / "other-ca", tmp_path / "stranger" / "request.csr", tmp_path / "stranger.pem"
+    )
     return keystore.install(tmp_path / "stranger", signed.path)
 
 
@@ -86,11 +89,13 @@ def speak(context: ssl.SSLContext, words: bytes) -> Callable[[socket.socket], No
 
 
 def call(address: Address, identity: Identity, seconds: float = 10.0) -> Probed:
-    with patch.object(preflight, "PROBE_SECONDS", seconds):
+    with patch.object(handshake, "PROBE_SECONDS", seconds):
         return probe(address, identity, expect_site=SiteName("south"), expect_role="site")
 
 
-def refusal(address: Address, identity: Identity, code: str, words: str, seconds: float = 10.0) -> FedelmyError:
+def refusal(
+    address: Address, identity: Identity, code: str, words: str, seconds: float = 10.0
+) -> FedelmyError:
     with pytest.raises(FedelmyError, match=words) as raised:
         call(address, identity, seconds)
     assert raised.value.code == code
@@ -116,39 +121,58 @@ def test_the_wrong_site_is_named(identities: Identities, serve: Serve) -> None:
 
 
 def test_the_wrong_role_is_named(identities: Identities, serve: Serve) -> None:
-    refusal(serve(identities["operator"]), identities["north"], "E-IDENTITY-ROLE", "operator/operator")
+    refusal(
+        serve(identities["operator"]), identities["north"], "E-IDENTITY-ROLE", "operator/operator"
+    )
 
 
-def test_another_federation_is_named(identities: Identities, serve: Serve, stranger: Identity) -> None:
+def test_another_federation_is_named(
+    identities: Identities, serve: Serve, stranger: Identity
+) -> None:
     refusal(serve(stranger), identities["north"], "E-IDENTITY-UNTRUSTED", "not of our federation")
 
 
-def test_an_expired_certificate_is_named(identities: Identities, serve: Serve, forge: Forge) -> None:
+def test_an_expired_certificate_is_named(
+    identities: Identities, serve: Serve, forge: Forge
+) -> None:
     refusal(serve(forge(ends_days=-0.5)), identities["north"], "E-IDENTITY-EXPIRED", "has expired")
 
 
 def test_a_future_certificate_is_named(identities: Identities, serve: Serve, forge: Forge) -> None:
-    refusal(serve(forge(begins_days=0.5)), identities["north"], "E-IDENTITY-EXPIRED", "not valid yet")
+    refusal(
+        serve(forge(begins_days=0.5)), identities["north"], "E-IDENTITY-EXPIRED", "not valid yet"
+    )
 
 
 def test_our_own_expiry_is_named(identities: Identities, serve: Serve, forge: Forge) -> None:
     refusal(serve(identities["south"]), forge(ends_days=-0.5), "E-IDENTITY-EXPIRED", "our own")
 
 
-def test_a_refusal_of_our_certificate_is_named(identities: Identities, serve: Serve, stranger: Identity) -> None:
+def test_a_refusal_of_our_certificate_is_named(
+    identities: Identities, serve: Serve, stranger: Identity
+) -> None:
     """In TLS 1.3 our handshake succeeds before the server looks at our certificate."""
     distrustful = replace(identities["south"], trust=stranger.trust)
-    refusal(serve(distrustful), identities["north"], "E-IDENTITY-UNTRUSTED", "refuses our certificate.*site/north")
+    refusal(
+        serve(distrustful),
+        identities["north"],
+        "E-IDENTITY-UNTRUSTED",
+        "refuses our certificate.*site/north",
+    )
 
 
 def test_a_clock_that_is_behind_is_named_by_its_own_certificate(
     identities: Identities, serve: Serve, forge: Forge
 ) -> None:
-    """As for a site whose clock was set two days back while its node runs: nobody is asked, nobody blamed."""
+    """As for a site whose clock was set two days back while its node runs: nobody is asked, nobody
+    blamed.
+    """
     error = refusal(
-        serve(identities["south"]), forge("north.site.fedelmy", begins_days=2, ends_days=9), "E-IDENTITY-EXPIRED",
+        serve(identities["south"]),
+        forge("north.site.fedelmy", begins_days=2, ends_days=9),
+        "E-IDENTITY-EXPIRED",
         r"our own certificate begins on .* UTC; this machine's clock says \d{4}-",
-    )  # fmt: skip
+    )
     assert "The clock here seems to be behind" in error.hint and "timedatectl" in error.hint
 
 
@@ -156,26 +180,51 @@ def test_a_clock_that_is_behind_is_named_by_the_other_ends_certificate(
     identities: Identities, serve: Serve, forge: Forge
 ) -> None:
     error = refusal(
-        serve(forge(begins_days=2, ends_days=9)), identities["north"], "E-IDENTITY-EXPIRED",
+        serve(forge(begins_days=2, ends_days=9)),
+        identities["north"],
+        "E-IDENTITY-EXPIRED",
         r"is not valid yet, it begins on \d{4}-.* UTC; this machine's clock says \d{4}-",
-    )  # fmt: skip
+    )
     assert "The clock here seems to be behind" in error.hint and "timedatectl" in error.hint
-    error = refusal(serve(forge(ends_days=-0.5)), identities["north"], "E-IDENTITY-EXPIRED", "it ended on .*clock says")
+    error = refusal(
+        serve(forge(ends_days=-0.5)),
+        identities["north"],
+        "E-IDENTITY-EXPIRED",
+        "it ended on .*clock says",
+    )
     assert "Have a new certificate signed there" in error.hint and "timedatectl" in error.hint
 
 
 @pytest.mark.parametrize(
-    ("begins", "ends", "there"), [(-1.0, 300.0, "behind there"), (-300.0, 1.0, "ahead there"), (-300.0, 300.0, "")]
+    ("begins", "ends", "there"),
+    [(-1.0, 300.0, "behind there"), (-300.0, 1.0, "ahead there"), (-300.0, 300.0, "")],
 )
 def test_a_refusal_blames_a_clock_if_our_certificate_is_young_or_old(
-    identities: Identities, serve: Serve, stranger: Identity, forge: Forge, begins: float, ends: float, there: str
+    identities: Identities,
+    serve: Serve,
+    stranger: Identity,
+    forge: Forge,
+    begins: float,
+    ends: float,
+    there: str,
 ) -> None:
-    """A gRPC server refuses a certificate that its clock forbids as it refuses any other: without a word."""
+    """A gRPC server refuses a certificate that its clock forbids as it refuses any other: without a
+    word.
+    """
     distrustful = replace(identities["south"], trust=stranger.trust)
     north = forge("north.site.fedelmy", begins_days=begins, ends_days=ends)
-    error = refusal(serve(distrustful), north, "E-IDENTITY-UNTRUSTED", r"refuses our certificate .*valid from \d{4}-")
+    error = refusal(
+        serve(distrustful),
+        north,
+        "E-IDENTITY-UNTRUSTED",
+        r"refuses our certificate .*valid from \d{4}-",
+    )
     assert (there or "clocks of both ends") in error.hint
-    assert ("this machine's clock says" in error.message) == ("timedatectl" in error.hint) == bool(there)
+    assert (
+        ("this machine's clock says" in error.message)
+        == ("timedatectl" in error.hint)
+        == bool(there)
+    )
 
 
 @pytest.mark.parametrize("shakes_hands", [True, False])
@@ -216,19 +265,27 @@ def test_old_tls_is_named(identities: Identities, listen: Listen, tmp_path: Path
 
 
 @pytest.mark.parametrize("alpn", [(), ("http/1.1",)], ids=["none", "http/1.1"])
-def test_a_web_server_is_named(identities: Identities, listen: Listen, tmp_path: Path, alpn: tuple[str, ...]) -> None:
+def test_a_web_server_is_named(
+    identities: Identities, listen: Listen, tmp_path: Path, alpn: tuple[str, ...]
+) -> None:
     context = tls(identities["south"], tmp_path, alpn=alpn)
-    refusal(listen(speak(context, b"")), identities["north"], "E-PEER-PROTOCOL", "not a fedelmy node")
+    refusal(
+        listen(speak(context, b"")), identities["north"], "E-PEER-PROTOCOL", "not a fedelmy node"
+    )
 
 
-def test_something_else_over_h2_is_named(identities: Identities, listen: Listen, tmp_path: Path) -> None:
+def test_something_else_over_h2_is_named(
+    identities: Identities, listen: Listen, tmp_path: Path
+) -> None:
     address = listen(speak(tls(identities["south"], tmp_path), b"HTTP/1.1 200 OK\r\n"))
     refusal(address, identities["north"], "E-PEER-PROTOCOL", "not speak HTTP/2")
 
 
-def test_silence_after_the_handshake_is_named(identities: Identities, listen: Listen, tmp_path: Path) -> None:
+def test_silence_after_the_handshake_is_named(
+    identities: Identities, listen: Listen, tmp_path: Path
+) -> None:
     address = listen(speak(tls(identities["south"], tmp_path), SETTINGS[:5]))
-    refusal(address, identities["north"], "E-PEER-PROTOCOL", "does not begin", seconds=0.5)
+    refusal(address, identities["north"], "E-PEER-PROTOCOL", "does not start", seconds=0.5)
 
 
 def test_silence_before_the_handshake_is_named(identities: Identities) -> None:
@@ -243,7 +300,9 @@ def test_nobody_listening_is_named(identities: Identities) -> None:
     refusal(address, identities["north"], "E-PEER-UNREACHABLE", "nothing listens")
 
 
-@pytest.mark.parametrize("host", ["south.invalid", "a" * 80 + ".invalid"], ids=["unknown", "label too long"])
+@pytest.mark.parametrize(
+    "host", ["south.invalid", "a" * 80 + ".invalid"], ids=["unknown", "label too long"]
+)
 def test_an_unresolvable_name_is_named(identities: Identities, host: str) -> None:
     refusal(Address(f"{host}:50051"), identities["north"], "E-PEER-UNREACHABLE", "cannot reach")
 

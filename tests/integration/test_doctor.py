@@ -1,4 +1,6 @@
-"""`fedelmy-node doctor` finds what is wrong and says what to do: real servers, certificates, files and disks."""
+"""`fedelmy-node doctor` finds what is wrong and says what to do: real servers, certificates, files
+and disks.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from PIL import Image
-from serving import lay_down, serving
 
-from fedelmy_launcher import authority
+from fedelmy_launcher.ca import authority
 from fedelmy_node import __version__
 from fedelmy_node.cli.doctor import doctor
-from fedelmy_node.config.site import Given, load_site_config
-from fedelmy_node.daemon.node import Node
+from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.domain.names import Address
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.node import Node
+from tests.integration.support.serving import lay_down, serving
 
 Identities = Mapping[str, Identity]
 Finding = Mapping[str, Any]
@@ -79,7 +81,9 @@ def south(tmp_path: Path, identities: Identities) -> Iterator[Node]:
 
 def call(state: Path, *arguments: str) -> Result:
     return CliRunner().invoke(
-        doctor, ["--state", str(state), "--listen", "127.0.0.1:0", *arguments], standalone_mode=False
+        doctor,
+        ["--state", str(state), "--listen", "127.0.0.1:0", *arguments],
+        standalone_mode=False,
     )
 
 
@@ -89,7 +93,9 @@ def look(state: Path, *arguments: str) -> list[Finding]:
     assert done.exception is None, done.output
     whole = json.loads(done.stdout)
     findings: list[Finding] = whole["findings"]
-    worst = max((finding["verdict"] for finding in findings), key=["ok", "warning", "failure"].index)
+    worst = max(
+        (finding["verdict"] for finding in findings), key=["ok", "warning", "failure"].index
+    )
     assert whole["verdict"] == worst
     assert (done.return_value == 0) == (worst != "failure")
     for finding in findings:
@@ -98,7 +104,9 @@ def look(state: Path, *arguments: str) -> list[Finding]:
 
 
 def about(findings: Sequence[Finding], subject: str) -> dict[str, Finding]:
-    return {finding["check"]: finding for finding in findings if finding["subject"].startswith(subject)}
+    return {
+        finding["check"]: finding for finding in findings if finding["subject"].startswith(subject)
+    }
 
 
 def wrong(findings: Sequence[Finding], subject: str) -> Finding:
@@ -111,7 +119,8 @@ def peer(state: Path, address: str, name: str = "south") -> list[Finding]:
     return look(state, "--peer", f"{name}={address}")
 
 
-# --- nothing is wrong ---------------------------------------------------------------------------------------------
+# --- nothing is wrong
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_site_that_is_well(north: Path, south: Node) -> None:
@@ -120,10 +129,15 @@ def test_a_site_that_is_well(north: Path, south: Node) -> None:
     way = about(findings, "peer south")
     assert list(way) == ["tcp", "tls", "alpn", "certificate", "version", "clock", "speed"]
     assert {finding["verdict"] for finding in way.values()} == {"ok"}
-    assert way["speed"]["facts"]["bytes_per_second"] > 10**5 and way["speed"]["facts"]["round_trip_seconds"] < 5
+    assert (
+        way["speed"]["facts"]["bytes_per_second"] > 10**5
+        and way["speed"]["facts"]["round_trip_seconds"] < 5
+    )
     assert abs(way["clock"]["facts"]["skew_seconds"]) < 5
     assert {finding["verdict"] for finding in about(findings, "identity").values()} == {"ok"}
-    assert sorted(path.relative_to(north) for path in north.rglob("*")) == before, "the doctor changes nothing"
+    assert sorted(path.relative_to(north) for path in north.rglob("*")) == before, (
+        "the doctor changes nothing"
+    )
 
 
 def test_a_daemon_that_runs_is_asked_for_its_health(south: Node) -> None:
@@ -146,19 +160,28 @@ def test_the_address_for_others_leads_back_or_it_is_a_warning(
     away = told(nowhere)
     assert (away["verdict"], away["code"]) == ("warning", "E-PEER-UNREACHABLE")
     assert "hairpin" in away["fix"] and f"fedelmy-node doctor --peer south={nowhere}" in away["fix"]
-    assert "not tried" in told(place, north)["message"], "no daemon of north runs"
-    other = Node(load_site_config(Given(state=north, listen="127.0.0.1:0", data="digits", advertise=nowhere)))
+    assert "not tested" in told(place, north)["message"], "no daemon of north runs"
+    other = Node(
+        load_site_config(Given(state=north, listen="127.0.0.1:0", data="digits", advertise=nowhere))
+    )
     with serving(other):
-        assert (told(other.address)["verdict"], told(other.address)["code"]) == ("warning", "E-IDENTITY-SITE")
+        assert (told(other.address)["verdict"], told(other.address)["code"]) == (
+            "warning",
+            "E-IDENTITY-SITE",
+        )
         lines = call(north, "--advertise", place).output
         assert f"the daemon advertises {nowhere}, these settings say {place}" in lines
 
 
-def test_another_node_with_our_name(south: Node, serve: Serve, forge: Callable[..., Identity]) -> None:
+def test_another_node_with_our_name(
+    south: Node, serve: Serve, forge: Callable[..., Identity]
+) -> None:
     twin = serve(forge("south.site.fedelmy"))
-    found = about(look(south._config.state, "--data", "digits", "--advertise", twin), "node")["advertise"]
+    found = about(look(south._config.state, "--data", "digits", "--advertise", twin), "node")[
+        "advertise"
+    ]
     assert (found["verdict"], found["code"]) == ("warning", "E-IDENTITY-SITE")
-    assert "another node that has a certificate of south" in found["message"]
+    assert "another node with a certificate of south" in found["message"]
 
 
 def test_each_line_has_its_mark_and_each_fault_its_fix_below(north: Path) -> None:
@@ -169,29 +192,40 @@ def test_each_line_has_its_mark_and_each_fault_its_fix_below(north: Path) -> Non
     lines = done.stdout.splitlines()
     at = next(number for number, line in enumerate(lines) if "nothing listens there" in line)
     assert lines[at].split()[:2] == ["failure", "tcp"]
-    assert lines[at + 1].strip().startswith("E-PEER-UNREACHABLE: Start the node there, or correct the port")
+    assert (
+        lines[at + 1]
+        .strip()
+        .startswith("E-PEER-UNREACHABLE: Start the node there, or correct the port")
+    )
     assert lines[-1].endswith("2 failures")
     assert "\x1b" not in done.stdout
 
 
-# --- ten faults ---------------------------------------------------------------------------------------------------
+# --- ten faults
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_wrong_port(north: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = f"127.0.0.1:{gone.getsockname()[1]}"
     found = wrong(peer(north, address), "peer")
-    assert (found["check"], found["verdict"], found["code"]) == ("tcp", "failure", "E-PEER-UNREACHABLE")
+    assert (found["check"], found["verdict"], found["code"]) == (
+        "tcp",
+        "failure",
+        "E-PEER-UNREACHABLE",
+    )
     assert "correct the port" in found["fix"]
 
 
 def test_wrong_ca(north: Path, tmp_path: Path, serve: Serve) -> None:
     authority.init(tmp_path / "other-ca")
     keystore.init(tmp_path / "stranger", "south", "site")
-    signed = authority.sign(tmp_path / "other-ca", tmp_path / "stranger" / "request.csr", tmp_path / "s.pem")
+    signed = authority.sign(
+        tmp_path / "other-ca", tmp_path / "stranger" / "request.csr", tmp_path / "s.pem"
+    )
     stranger = keystore.install(tmp_path / "stranger", signed.path)
     findings = peer(north, serve(stranger))
-    assert about(findings, "peer")["tls"]["message"] == "TLSv1.3 is spoken there"
+    assert about(findings, "peer")["tls"]["message"] == "TLSv1.3 is supported"
     found = wrong(findings, "peer")
     assert (found["check"], found["code"]) == ("certificate", "E-IDENTITY-UNTRUSTED")
     other = x509.load_pem_x509_certificate(stranger.ca_pem).subject.rfc4514_string()
@@ -201,7 +235,7 @@ def test_wrong_ca(north: Path, tmp_path: Path, serve: Serve) -> None:
 def test_wrong_name(north: Path, south: Node) -> None:
     found = wrong(peer(north, south.address, "east"), "peer")
     assert (found["check"], found["code"]) == ("certificate", "E-IDENTITY-SITE")
-    assert "'south'" in found["message"] and "If south is meant, name it so" in found["fix"]
+    assert "'south'" in found["message"] and "If south is meant, use that name" in found["fix"]
 
 
 @pytest.mark.parametrize(("begins", "ends", "words"), [(-2, -1, "expired on"), (1, 2, "begins on")])
@@ -210,12 +244,20 @@ def test_our_own_certificate_outside_its_dates(
 ) -> None:
     state = lay_down(tmp_path / "s", forge(begins_days=begins, ends_days=ends))
     found = wrong(look(state), "identity")
-    assert (found["check"], found["verdict"], found["code"]) == ("dates", "failure", "E-IDENTITY-EXPIRED")
+    assert (found["check"], found["verdict"], found["code"]) == (
+        "dates",
+        "failure",
+        "E-IDENTITY-EXPIRED",
+    )
     assert words in found["message"] and f"{datetime.now(UTC):%Y-%m-%d}" in found["message"]
-    assert "If the clock is wrong, correct it" in found["fix"] and "identity install" in found["fix"]
+    assert (
+        "If the clock is wrong, correct it" in found["fix"] and "identity install" in found["fix"]
+    )
 
 
-def test_a_certificate_that_expires_soon_is_a_warning(tmp_path: Path, forge: Callable[..., Identity]) -> None:
+def test_a_certificate_that_expires_soon_is_a_warning(
+    tmp_path: Path, forge: Callable[..., Identity]
+) -> None:
     state = lay_down(tmp_path / "s", forge(ends_days=5))
     found = wrong(look(state), "identity")
     assert (found["check"], found["verdict"]) == ("dates", "warning")
@@ -245,20 +287,31 @@ def test_version_mismatch(north: Path, south: Node, monkeypatch: pytest.MonkeyPa
     answers(south, monkeypatch, version="0.0.9")
     found = wrong(peer(north, south.address), "peer")
     assert (found["check"], found["verdict"]) == ("version", "warning")
-    assert "0.0.9" in found["message"] and __version__ in found["message"] and "same version" in found["fix"]
+    assert (
+        "0.0.9" in found["message"]
+        and __version__ in found["message"]
+        and "same version" in found["fix"]
+    )
 
 
 def test_contract_mismatch(north: Path, south: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(south, monkeypatch, version="9.0", contracts=("fedelmy.v2",))
     found = wrong(peer(north, south.address), "peer")
-    assert (found["check"], found["verdict"], found["code"]) == ("version", "failure", "E-PEER-CONTRACT")
+    assert (found["check"], found["verdict"], found["code"]) == (
+        "version",
+        "failure",
+        "E-PEER-CONTRACT",
+    )
     assert "fedelmy.v2" in found["message"] and "fedelmy.v1" in found["message"] and found["fix"]
 
 
 @contextmanager
 def small_disk(path: Path) -> Iterator[None]:
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)], check=False, capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         pytest.skip(f"this user may not mount: {done.stderr.strip()}")
@@ -281,18 +334,30 @@ def test_no_disk(tmp_path: Path, identities: Identities) -> None:
     with small_disk(state):
         lay_down(state, identities["north"])
         found = wrong(look(state, "--data", "digits", "--federation", federation), "disk")
-        assert (found["check"], found["verdict"], found["code"]) == ("room", "failure", "E-STORE-DISK")
-        assert "Free disk space" in found["fix"] and found["facts"]["free_bytes"] < found["facts"]["needed_bytes"]
+        assert (found["check"], found["verdict"], found["code"]) == (
+            "room",
+            "failure",
+            "E-STORE-DISK",
+        )
+        assert (
+            "Free disk space" in found["fix"]
+            and found["facts"]["free_bytes"] < found["facts"]["needed_bytes"]
+        )
         subprocess.run(["mount", "-o", "remount,ro", str(state)], check=True)
         found = wrong(look(state), "disk")
-        assert (found["check"], found["code"]) == ("place", "E-STORE-UNWRITABLE") and "read-only" in found["message"]
+        assert (found["check"], found["code"]) == (
+            "place",
+            "E-STORE-UNWRITABLE",
+        ) and "read-only" in found["message"]
 
 
 def test_no_data(north: Path, tmp_path: Path) -> None:
     found = wrong(look(north), "data")
-    assert (found["verdict"], found["code"]) == ("failure", "E-DATA-SOURCE") and "--data" in found["fix"]
+    assert (found["verdict"], found["code"]) == ("failure", "E-DATA-SOURCE") and "--data" in found[
+        "fix"
+    ]
     found = wrong(look(north, "--data", f"imagefolder:{tmp_path}/nothing"), "data")
-    assert found["code"] == "E-DATA-MISSING" and "path after --data" in found["fix"]
+    assert found["code"] == "E-DATA-MISSING" and "path given with --data" in found["fix"]
     assert str(tmp_path) not in found["message"] and str(tmp_path) in found["private"]
 
 
@@ -309,8 +374,14 @@ def folder(tmp_path: Path) -> Path:
 def test_unreadable_image(north: Path, tmp_path: Path, folder: Path) -> None:
     (folder / "healthy" / "smith.png").write_bytes(b"not an image")
     federation = write_toml(tmp_path, "healthy", "pneumonia")
-    found = wrong(look(north, "--data", f"imagefolder:{folder}", "--federation", federation), "data")
-    assert (found["check"], found["verdict"], found["code"]) == ("readable", "failure", "E-DATA-UNREADABLE")
+    found = wrong(
+        look(north, "--data", f"imagefolder:{folder}", "--federation", federation), "data"
+    )
+    assert (found["check"], found["verdict"], found["code"]) == (
+        "readable",
+        "failure",
+        "E-DATA-UNREADABLE",
+    )
     assert found["message"] == "1 file(s) cannot be read" and "smith.png" in found["private"]
     assert 'unreadable = "skip"' in found["fix"]
 
@@ -319,16 +390,25 @@ def test_missing_class(north: Path, tmp_path: Path, folder: Path) -> None:
     federation = write_toml(tmp_path, "healthy", "pneumonia", "covid")
     findings = look(north, "--data", f"imagefolder:{folder}", "--federation", federation)
     found = wrong(findings, "data")
-    assert (found["check"], found["verdict"], found["code"]) == ("classes", "warning", "E-DATA-CLASS")
+    assert (found["check"], found["verdict"], found["code"]) == (
+        "classes",
+        "warning",
+        "E-DATA-CLASS",
+    )
     assert "'covid'" in found["message"] and "name their class exactly so" in found["fix"]
     device = about(findings, "device")
-    assert device["trial"]["facts"]["batches"] == 5 and device["trial"]["facts"]["seconds_per_batch"] > 0
+    assert (
+        device["trial"]["facts"]["batches"] == 5
+        and device["trial"]["facts"]["seconds_per_batch"] > 0
+    )
     assert device["time"]["facts"]["seconds"] > 0 and "7 epochs" in device["time"]["message"]
 
 
 def test_without_a_federation_the_data_are_read_all_the_same(north: Path, folder: Path) -> None:
     (folder / "healthy" / "smith.png").write_bytes(b"not an image")
-    (north / "site.toml").write_text(f'[data]\nsource = "imagefolder:{folder}"\nunreadable = "skip"\n')
+    (north / "site.toml").write_text(
+        f'[data]\nsource = "imagefolder:{folder}"\nunreadable = "skip"\n'
+    )
     findings = look(north)
     found = about(findings, "data")
     assert found["classes"]["facts"]["class_counts"] == {"healthy": 10, "pneumonia": 10}
@@ -340,23 +420,36 @@ def test_without_a_federation_the_data_are_read_all_the_same(north: Path, folder
 def test_an_unknown_class(north: Path, tmp_path: Path, folder: Path) -> None:
     federation = write_toml(tmp_path, "healthy", "Pneumonia")
     text = Path(federation).read_text()
-    Path(federation).write_text(text.replace(text[text.index("[[sites]]") : text.index("[task]")], ""))  # as for --head
-    found = wrong(look(north, "--data", f"imagefolder:{folder}", "--federation", federation), "data")
+    Path(federation).write_text(
+        text.replace(text[text.index("[[sites]]") : text.index("[task]")], "")
+    )  # as for --head
+    found = wrong(
+        look(north, "--data", f"imagefolder:{folder}", "--federation", federation), "data"
+    )
     assert (found["verdict"], found["code"]) == ("failure", "E-DATA-CLASS")
     assert "did you mean 'Pneumonia'?" in found["private"] and "Rename" in found["fix"]
 
 
-# --- what stands in between ---------------------------------------------------------------------------------------
+# --- what stands in between
+# ---------------------------------------------------------------------------------------
 
 
 def proxy_certificate(directory: Path) -> Path:
     """What a proxy that opens TLS shows: the right name, of its own CA."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Hospital Web Proxy CA")])
-    builder = x509.CertificateBuilder(subject_name=x509.Name([]), issuer_name=issuer, public_key=key.public_key())
-    builder = builder.serial_number(1).not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
+    builder = x509.CertificateBuilder(
+        subject_name=x509.Name([]), issuer_name=issuer, public_key=key.public_key()
+    )
+    builder = (
+        builder.serial_number(1)
+        .not_valid_before(now - timedelta(1))
+        .not_valid_after(now + timedelta(1))
+    )
     names = x509.SubjectAlternativeName([x509.DNSName("south.site.fedelmy")])
-    leaf = builder.add_extension(names, critical=True).sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+    leaf = builder.add_extension(names, critical=True).sign(
+        ec.generate_private_key(ec.SECP256R1()), hashes.SHA256()
+    )
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -414,7 +507,9 @@ def test_a_proxy_without_h2(north: Path, tmp_path: Path, identities: Identities)
     with listening(tls_server(file, [])) as address:
         found = wrong(peer(north, address), "peer")
     assert (found["check"], found["code"]) == ("alpn", "E-PEER-PROTOCOL")
-    assert "no protocol" in found["message"] and "proxy" in found["fix"] and "ALPN h2" in found["fix"]
+    assert (
+        "no protocol" in found["message"] and "proxy" in found["fix"] and "ALPN h2" in found["fix"]
+    )
 
 
 def test_a_plain_web_server(north: Path) -> None:
@@ -429,25 +524,38 @@ def test_a_plain_web_server(north: Path) -> None:
 
 def test_a_name_that_is_not_known(north: Path) -> None:
     found = wrong(peer(north, "south.invalid:50051"), "peer")
-    assert (found["check"], found["code"]) == ("dns", "E-PEER-UNREACHABLE") and "getent hosts" in found["fix"]
+    assert (found["check"], found["code"]) == (
+        "dns",
+        "E-PEER-UNREACHABLE",
+    ) and "getent hosts" in found["fix"]
 
 
 def test_a_peer_of_older_software(north: Path, identities: Identities, serve: Serve) -> None:
     """It does not know the call that measures: nothing is broken."""
     found = wrong(peer(north, serve(identities["south"])), "peer")
-    assert (found["check"], found["verdict"]) == ("version", "warning") and "older software" in found["message"]
+    assert (found["check"], found["verdict"]) == (
+        "version",
+        "warning",
+    ) and "older software" in found["message"]
 
 
-# --- this machine -------------------------------------------------------------------------------------------------
+# --- this machine
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_certificate_for_servers_only(tmp_path: Path, forge: Callable[..., Identity]) -> None:
     state = lay_down(tmp_path / "s", forge(usages=(ExtendedKeyUsageOID.SERVER_AUTH,)))
     found = wrong(look(state), "identity")
-    assert found["code"] == "E-IDENTITY-FILE" and "clientAuth" in found["message"] and "both" in found["fix"]
+    assert (
+        found["code"] == "E-IDENTITY-FILE"
+        and "clientAuth" in found["message"]
+        and "both" in found["fix"]
+    )
 
 
-def test_no_identity_but_the_peers_are_looked_at_as_far_as_one_can(tmp_path: Path, south: Node) -> None:
+def test_no_identity_but_the_peers_are_looked_at_as_far_as_one_can(
+    tmp_path: Path, south: Node
+) -> None:
     findings = peer(tmp_path / "nothing", south.address)
     assert wrong(findings, "identity")["code"] == "E-IDENTITY-MISSING"
     way = about(findings, "peer")
@@ -463,4 +571,6 @@ def test_a_key_that_others_can_read(north: Path) -> None:
 
 def test_a_port_in_use(north: Path, south: Node) -> None:
     found = wrong(look(north, "--listen", south.address), "node")
-    assert (found["check"], found["code"]) == ("port", "E-CONFIG-PORT") and "--listen" in found["fix"]
+    assert (found["check"], found["code"]) == ("port", "E-CONFIG-PORT") and "--listen" in found[
+        "fix"
+    ]

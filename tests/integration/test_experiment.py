@@ -1,4 +1,6 @@
-"""`fedelmy-launch experiment` as people call it: real processes, killed in the middle, and called again."""
+"""`fedelmy-launch experiment` as people call it: real processes, killed in the middle, and called
+again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-COMMAND = [sys.executable, "-m", "fedelmy_launcher", "experiment", "grid.toml", "--out", "out", "--json"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "fedelmy_launcher",
+    "experiment",
+    "grid.toml",
+    "--out",
+    "out",
+    "--json",
+]
 GRID = """
 title = "Digits"
 seeds = [0, 1]
@@ -58,7 +69,9 @@ def children(pid: int) -> list[int]:
 
 def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(GRID)
-    with subprocess.Popen([*COMMAND, "--jobs", "1"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as killed:
+    with subprocess.Popen(
+        [*COMMAND, "--jobs", "1"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as killed:
         assert killed.stdout is not None
         first = json.loads(killed.stdout.readline())
         workers = [os.pidfd_open(pid) for pid in children(killed.pid)]
@@ -71,7 +84,9 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
 
     kept = lines(tmp_path / "out" / "results.jsonl")
     assert kept[0]["sha256"] == first["sha256"]
-    done = subprocess.run([*COMMAND, "--jobs", "2"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*COMMAND, "--jobs", "2"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     result = json.loads(done.stdout.splitlines()[-1])
     results = lines(tmp_path / "out" / "results.jsonl")
     assert results[: len(kept)] == kept and len(results) == 4
@@ -81,11 +96,22 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     for entry in results:
         assert 0 < entry["accuracy"] <= 1 and 0 < entry["balanced_accuracy"] <= 1
         assert entry["bytes"] == entry["bundle_bytes"] > 0  # two sites: one hand-over
-        assert entry["setting"] == "full" and entry["versions"]["torch"] and str(tmp_path) not in json.dumps(entry)
+        assert (
+            entry["setting"] == "full"
+            and entry["versions"]["torch"]
+            and str(tmp_path) not in json.dumps(entry)
+        )
     table = {row["row"]: row for row in result["table"]}
     assert table["FedSeq"]["seeds"] == 2 and table["MetaFed"] == {
-        "row": "MetaFed", "column": "result", "why": "not installed",
-    }  # fmt: skip
+        "row": "MetaFed",
+        "column": "result",
+        "why": "not installed",
+    }
     assert {Path(path).name for path in result["files"]} == {
-        "table.txt", "table.md", "table.csv", "results.csv", "plot.svg", "plot.png",
-    }  # fmt: skip
+        "table.txt",
+        "table.md",
+        "table.csv",
+        "results.csv",
+        "plot.svg",
+        "plot.png",
+    }

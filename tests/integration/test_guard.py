@@ -13,15 +13,15 @@ from typing import Any
 
 import grpc
 import pytest
-from budgets import budgets
 
+from fedelmy_node.domain.errors import FedelmyError, IdentityError, TransferError
 from fedelmy_node.domain.names import Address
-from fedelmy_node.errors import FedelmyError, IdentityError, TransferError
+from fedelmy_node.domain.subject import TrustRules
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.identity.rules import TrustRules
-from fedelmy_node.rpc.dial import open_channel
-from fedelmy_node.rpc.faults import map_errors
-from fedelmy_node.rpc.guard import Guard, Rule, caller, recheck
+from fedelmy_node.rpc.authorization import Guard, Rule, caller, recheck
+from fedelmy_node.rpc.channel import open_channel
+from fedelmy_node.rpc.error_mapping import map_errors
+from tests.integration.support.budgets import budgets
 
 Identities = Mapping[str, Identity]
 Serve = Callable[..., Address]
@@ -56,21 +56,28 @@ def test_all_four_kinds_are_refused_to_the_wrong_role(identities: Identities, se
     rule = Rule(roles=("operator",), budget="control")
     rules = {f"/test.Echo/{method}": rule for method in ("Say", "Count", "Sum", "Chat")}
     address = serve(
-        identities["south"], guard=Guard(rules, budgets(control=4), believe=lambda: identities["south"].trust)
+        identities["south"],
+        guard=Guard(rules, budgets(control=4), trust=lambda: identities["south"].trust),
     )
     with dial(address, identities["north"]) as channel:
         for call in all_kinds(channel):
-            with pytest.raises(IdentityError, match=r"E-IDENTITY-ROLE.*site/north"), map_errors("south"):
+            with (
+                pytest.raises(IdentityError, match=r"E-IDENTITY-ROLE.*site/north"),
+                map_errors("south"),
+            ):
                 call()
     with dial(address, identities["operator"]) as channel:
         assert ask(channel, "Say") == b"hello"
 
 
-def test_what_has_no_rule_is_refused(identities: Identities, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_has_no_rule_is_refused(
+    identities: Identities, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     rules = {"/test.Echo/Say": Rule(roles=("site",), budget="control")}
     address = serve(
-        identities["south"], guard=Guard(rules, budgets(control=1), believe=lambda: identities["south"].trust)
+        identities["south"],
+        guard=Guard(rules, budgets(control=1), trust=lambda: identities["south"].trust),
     )
     with dial(address, identities["north"]) as channel:
         for method in ("WhoAmI", "Unknown"):
@@ -82,20 +89,32 @@ def test_what_has_no_rule_is_refused(identities: Identities, serve: Serve, caplo
 
 def test_rules_must_name_a_budget_that_exists() -> None:
     with pytest.raises(AssertionError, match="watchers"):
-        Guard({"/test.Echo/Say": Rule(roles=("site",), budget="watchers")}, budgets(control=1), believe=None)
+        Guard(
+            {"/test.Echo/Say": Rule(roles=("site",), budget="watchers")},
+            budgets(control=1),
+            trust=None,
+        )
 
 
-def test_the_metadata_of_a_secure_caller_is_not_looked_at(identities: Identities, serve: Serve) -> None:
+def test_the_metadata_of_a_secure_caller_is_not_looked_at(
+    identities: Identities, serve: Serve
+) -> None:
     with dial(serve(identities["south"]), identities["north"]) as channel:
         call = channel.unary_unary("/test.Echo/WhoAmI")
         claimed = (("fedelmy-insecure-name", "operator/operator"),)
         assert call(b"", metadata=claimed, timeout=10) == b"site/north"
 
 
-@pytest.mark.parametrize("claims", [(), ("north",), ("root/north",), ("site/north", "operator/operator")])
+@pytest.mark.parametrize(
+    "claims", [(), ("north",), ("root/north",), ("site/north", "operator/operator")]
+)
 def test_without_tls_a_caller_must_say_who_it_is(serve: Serve, claims: tuple[str, ...]) -> None:
     metadata = tuple(("fedelmy-insecure-name", claim) for claim in claims)
-    with grpc.insecure_channel(serve(None)) as channel, pytest.raises(FedelmyError), map_errors("south"):
+    with (
+        grpc.insecure_channel(serve(None)) as channel,
+        pytest.raises(FedelmyError),
+        map_errors("south"),
+    ):
         channel.unary_unary("/test.Echo/WhoAmI")(b"", metadata=metadata, timeout=10)
 
 
@@ -142,9 +161,14 @@ def test_faults_are_logged_here_and_not_shown_there(
     assert caplog.text.count("ValueError: secret detail") == 4
 
 
-def test_a_failed_call_of_our_own_is_a_fault_not_a_lost_caller(identities: Identities, serve: Serve) -> None:
+def test_a_failed_call_of_our_own_is_a_fault_not_a_lost_caller(
+    identities: Identities, serve: Serve
+) -> None:
     address = serve(identities["south"], more=raising(grpc.RpcError("of another channel")))
-    with dial(address, identities["north"]) as channel, pytest.raises(FedelmyError, match="E-INTERNAL"):
+    with (
+        dial(address, identities["north"]) as channel,
+        pytest.raises(FedelmyError, match="E-INTERNAL"),
+    ):
         ask(channel, "Say")
 
 
@@ -166,7 +190,7 @@ def test_budgets_hold_until_a_stream_ends(identities: Identities, serve: Serve) 
         "/test.Echo/Wait": Rule(roles=("site",), budget="watchers"),
         "/test.Echo/Say": Rule(roles=("site",), budget="control"),
     }
-    guard = Guard(rules, budgets(watchers=1, control=1), believe=lambda: identities["south"].trust)
+    guard = Guard(rules, budgets(watchers=1, control=1), trust=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard, more={"Wait": gate(opened)})
     with dial(address, identities["north"]) as channel:
         watch = channel.unary_stream("/test.Echo/Wait")
@@ -182,7 +206,7 @@ def test_budgets_hold_until_a_stream_ends(identities: Identities, serve: Serve) 
 
 def test_a_caller_who_goes_away_gives_its_place_back(identities: Identities, serve: Serve) -> None:
     rules = {"/test.Echo/Wait": Rule(roles=("site",), budget="watchers")}
-    guard = Guard(rules, budgets(watchers=1), believe=lambda: identities["south"].trust)
+    guard = Guard(rules, budgets(watchers=1), trust=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard, more={"Wait": gate(threading.Event())})
     with dial(address, identities["north"]) as channel:
         watch = channel.unary_stream("/test.Echo/Wait")
@@ -219,7 +243,9 @@ def test_a_sender_who_goes_away_is_no_fault(
         release.wait(30)
 
     caplog.set_level(logging.WARNING)
-    address = serve(identities["south"], more={"Receive": grpc.stream_unary_rpc_method_handler(receive)})
+    address = serve(
+        identities["south"], more={"Receive": grpc.stream_unary_rpc_method_handler(receive)}
+    )
     with dial(address, identities["north"]) as channel:
         call = channel.stream_unary("/test.Echo/Receive").future(send(), timeout=30)
         assert begun.wait(10)
@@ -231,7 +257,9 @@ def test_a_sender_who_goes_away_is_no_fault(
 
 
 def test_a_long_stream_is_looked_at_again(identities: Identities, serve: Serve) -> None:
-    """Whom the node believes may change while a stream is open: here, another key is pinned for the caller."""
+    """Whom the node believes may change while a stream is open: here, another key is pinned for the
+    caller.
+    """
     changed = threading.Event()
     trusts = [identities["south"].trust]
 
@@ -242,8 +270,12 @@ def test_a_long_stream_is_looked_at_again(identities: Identities, serve: Serve) 
             changed.wait(30)
 
     rules = {"/test.Echo/Long": Rule(roles=("site",), budget="control")}
-    guard = Guard(rules, budgets(control=1), believe=lambda: trusts[-1])
-    address = serve(identities["south"], guard=guard, more={"Long": grpc.unary_stream_rpc_method_handler(stream)})
+    guard = Guard(rules, budgets(control=1), trust=lambda: trusts[-1])
+    address = serve(
+        identities["south"],
+        guard=guard,
+        more={"Long": grpc.unary_stream_rpc_method_handler(stream)},
+    )
     with dial(address, identities["north"]) as channel:
         answers = channel.unary_stream("/test.Echo/Long")(b"", timeout=30)
         assert next(answers) == b"site/north"
@@ -255,7 +287,9 @@ def test_a_long_stream_is_looked_at_again(identities: Identities, serve: Serve) 
 
 
 class _Connection:
-    """What grpc would say of connections that we cannot make here: old TLS, none, or expired meanwhile."""
+    """What grpc would say of connections that we cannot make here: old TLS, none, or expired
+    meanwhile.
+    """
 
     def __init__(self, **properties: bytes) -> None:
         self._properties = {key: [value] for key, value in properties.items()}
@@ -281,13 +315,15 @@ class _Connection:
     ("version", "code"),
     [(b"TLSv1.2", "E-IDENTITY-TLS"), (None, "E-IDENTITY-TLS"), (b"TLSv1.3", "E-IDENTITY-EXPIRED")],
 )
-def test_other_connections_are_refused(forge: Callable[..., Identity], version: bytes | None, code: str) -> None:
+def test_other_connections_are_refused(
+    forge: Callable[..., Identity], version: bytes | None, code: str
+) -> None:
     forged = forge("north.site.fedelmy", ends_days=-0.5)
     properties = {"x509_pem_cert": forged.certificate_pem}
     if version is not None:
         properties["ssl_tls_version"] = version
     rules = {"/a/b": Rule(roles=("site",), budget="control")}
-    guard = Guard(rules, budgets(control=1), believe=lambda: forged.trust)
+    guard = Guard(rules, budgets(control=1), trust=lambda: forged.trust)
     called = threading.Event()
     handler = grpc.unary_unary_rpc_method_handler(lambda *_: called.set())
 
@@ -296,7 +332,9 @@ def test_other_connections_are_refused(forge: Callable[..., Identity], version: 
 
     connection = _Connection(**properties)
     with pytest.raises(RuntimeError, match=code):
-        guard.intercept_service(lambda _: handler, Details()).stream_stream(iter([b""]), connection, print)
+        guard.intercept_service(lambda _: handler, Details()).stream_stream(
+            iter([b""]), connection, print
+        )
     assert not called.is_set()
 
 
@@ -305,7 +343,9 @@ def test_a_handler_without_a_guard_has_no_caller() -> None:
         caller(_Connection())  # type: ignore[arg-type]
 
 
-def test_calls_that_are_broken_off_are_not_kept_until_memory_is_tidied(identities: Identities, serve: Serve) -> None:
+def test_calls_that_are_broken_off_are_not_kept_until_memory_is_tidied(
+    identities: Identities, serve: Serve
+) -> None:
     """A connection has sixteen calls: gRPC counts those, too, that something still knows."""
     begun, ended = SimpleQueue[None](), SimpleQueue[None]()
 

@@ -1,4 +1,6 @@
-"""Certificates of a hospital's CA: RSA root, intermediate, its own names; and trust that changes under open streams."""
+"""Certificates of a hospital's CA: RSA root, intermediate, its own names; and trust that changes
+under open streams.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,17 @@ import grpc
 import pytest
 from cryptography import x509
 
-from fedelmy_launcher import authority
+from fedelmy_launcher.ca import authority
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.names import Address, SiteName
-from fedelmy_node.errors import FedelmyError
+from fedelmy_node.domain.subject import NameRule, Subject, TrustRules
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import parse_certificates, to_pem
-from fedelmy_node.identity.live import LiveIdentity
-from fedelmy_node.identity.rules import NameRule, TrustRules
-from fedelmy_node.identity.subject import Subject
-from fedelmy_node.rpc.dial import open_channel, probe
-from fedelmy_node.rpc.faults import map_errors
-from fedelmy_node.rpc.guard import caller, recheck
-from hospital import Hospital
+from fedelmy_node.identity.live_identity import LiveIdentity
+from fedelmy_node.rpc.authorization import caller, recheck
+from fedelmy_node.rpc.channel import open_channel, probe
+from fedelmy_node.rpc.error_mapping import map_errors
+from tests.support.hospital import Hospital
 
 Serve = Callable[..., Address]
 SOUTH, NORTH = Subject.of("south", "site"), Subject.of("north", "site")
@@ -66,7 +67,9 @@ def test_a_call_works_in_every_direction(homes: dict[Subject, Path], serve: Serv
     assert who_am_i(north, homes[SOUTH], site="north") == b"site/south"
 
 
-def test_what_is_not_mapped_is_refused_on_both_sides(homes: dict[Subject, Path], serve: Serve) -> None:
+def test_what_is_not_mapped_is_refused_on_both_sides(
+    homes: dict[Subject, Path], serve: Serve
+) -> None:
     only_south = TrustRules(names=RULES.names[:1])
     with pytest.raises(FedelmyError, match=r"E-IDENTITY-UNTRUSTED.*CN=node7,O=North Clinic"):
         who_am_i(serve(LiveIdentity(homes[SOUTH], only_south)), homes[NORTH])
@@ -83,7 +86,11 @@ def test_both_kinds_of_ca_in_one_federation(
     both.write_bytes(hospital.root_file.read_bytes() + (tmp_path / "ca" / "ca.pem").read_bytes())
     west = tmp_path / "west"
     keystore.init(west, "west", "site")
-    keystore.install(west, authority.sign(tmp_path / "ca", west / "request.csr", tmp_path / "west.pem").path, both)
+    keystore.install(
+        west,
+        authority.sign(tmp_path / "ca", west / "request.csr", tmp_path / "west.pem").path,
+        both,
+    )
     south = hospital.certify(homes[SOUTH] / "request.csr", **NAMES[SOUTH])  # type: ignore[arg-type]
     keystore.install(homes[SOUTH], south, both)
     assert who_am_i(serve(LiveIdentity(homes[SOUTH], RULES)), west) == b"site/west"
@@ -122,7 +129,10 @@ def test_an_open_stream_ends_when_its_caller_is_revoked(
         file = hospital.revoke(_leaf(homes[NORTH]))
         keystore.install_lists(homes[SOUTH], file.read_bytes(), str(file))
         turn.release()
-        with pytest.raises(FedelmyError, match=r"E-IDENTITY-REVOKED.*site/north"), map_errors("south"):
+        with (
+            pytest.raises(FedelmyError, match=r"E-IDENTITY-REVOKED.*site/north"),
+            map_errors("south"),
+        ):
             next(answers)
 
 

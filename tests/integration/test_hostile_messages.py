@@ -1,5 +1,7 @@
-"""Messages that no client of ours would send, to a whole node over real connections: each is refused, and nothing else
-happens: the node stays well, writes nothing, and its memory stays where it was."""
+"""Messages that no client of ours would send, to a whole node over real connections: each is
+refused, and nothing else happens: the node stays well, writes nothing, and its memory stays where
+it was.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,21 @@ from typing import Final
 
 import grpc
 import pytest
-from test_node_health import Running
-from test_node_health import state as state  # noqa: PLC0414 - a fixture
 
-from fedelmy_node.config.site import Given, load_site_config
-from fedelmy_node.daemon.node import Node
+from fedelmy_node.config.site_file import Given, load_site_config
+from fedelmy_node.domain.errors import FedelmyError, PeerError, RunError, TransferError
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.errors import FedelmyError, PeerError, RunError, TransferError
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc.dial import open_channel
-from fedelmy_node.rpc.faults import map_errors
-from fedelmy_node.rpc.serve import open_local_channel
+from fedelmy_node.node import Node
+from fedelmy_node.rpc.channel import open_channel
+from fedelmy_node.rpc.channel_options import CHANNEL_OPTIONS, MESSAGE_BYTES
+from fedelmy_node.rpc.error_mapping import map_errors
+from fedelmy_node.rpc.server import open_local_channel
 from fedelmy_node.rpc.services import RULES
-from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, MESSAGE_BYTES
-from fedelmy_node.store.layout import Layout
+from fedelmy_node.store.state_directory import Layout
 from fedelmy_proto.v1 import control_pb2, transfer_pb2
+from tests.integration.test_node_health import Running
+from tests.integration.test_node_health import state as state  # noqa: PLC0414 - a fixture
 
 Identities = Mapping[str, Identity]
 ADMIN = ("Health", "Runs", "Show", "Accept", "Approve", "Refuse", "Model", "Prune")
@@ -46,11 +48,15 @@ def node(state: Path) -> Iterator[Running]:
 def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dialler that sends whatever it likes."""
     rest = tuple(option for option in CHANNEL_OPTIONS if "message_length" not in option[0])
-    monkeypatch.setattr("fedelmy_node.rpc.dial.CHANNEL_OPTIONS", (*rest, ("grpc.max_send_message_length", -1)))
+    monkeypatch.setattr(
+        "fedelmy_node.rpc.channel.CHANNEL_OPTIONS", (*rest, ("grpc.max_send_message_length", -1))
+    )
 
 
 def dial(node: Running, identity: Identity) -> grpc.Channel:
-    return open_channel(node.node.address, identity, expect_role="site", expect_site=SiteName("south"))
+    return open_channel(
+        node.node.address, identity, expect_role="site", expect_site=SiteName("south")
+    )
 
 
 def who(method: str, identities: Identities) -> Identity:
@@ -72,14 +78,20 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.parametrize("method", RULES)
-def test_garbage_is_refused_in_every_call(node: Running, identities: Identities, state: Path, method: str) -> None:
+def test_garbage_is_refused_in_every_call(
+    node: Running, identities: Identities, state: Path, method: str
+) -> None:
     before = sorted(path for path in state.rglob("*") if "journal" not in path.name)
     chance = random.Random(method)
     with dial(node, who(method, identities)) as channel:
         for size in (1, 7, 100, 10_000):
             with pytest.raises(PeerError, match="E-PEER-PROTOCOL"), map_errors("south"):
                 # The first byte is a field that ends at once: no message begins so.
-                call(channel, method, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff" + chance.randbytes(size))
+                call(
+                    channel,
+                    method,
+                    b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff" + chance.randbytes(size),
+                )
     assert sorted(path for path in state.rglob("*") if "journal" not in path.name) == before
 
 
@@ -95,15 +107,21 @@ def test_garbage_is_refused_on_the_unix_socket(node: Running, state: Path, metho
 
 @pytest.mark.parametrize("method", RULES)
 @pytest.mark.usefixtures("unlimited")
-def test_a_message_that_is_too_large_is_refused(node: Running, identities: Identities, method: str) -> None:
+def test_a_message_that_is_too_large_is_refused(
+    node: Running, identities: Identities, method: str
+) -> None:
     with dial(node, who(method, identities)) as channel, pytest.raises(grpc.RpcError) as caught:
         call(channel, method, bytes(MESSAGE_BYTES + 1))
     assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
 
 
 @pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_a_compressed_bomb_is_not_unpacked(node: Running, federation_ca: Path, algorithm: grpc.Compression) -> None:
-    """256 MiB in 256 KiB: the node does not take compressed messages at all, or it stops where they get too long."""
+def test_a_compressed_bomb_is_not_unpacked(
+    node: Running, federation_ca: Path, algorithm: grpc.Compression
+) -> None:
+    """256 MiB in 256 KiB: the node does not take compressed messages at all, or it stops where they
+    get too long.
+    """
     arguments = (node.node.address, str(federation_ca / "operator"), algorithm.name)
     _peak()
     # In a process of its own: this one's memory is the node's.
@@ -118,10 +136,10 @@ _BOMBER: Final = """
 import sys, grpc
 from pathlib import Path
 from fedelmy_node.identity import keystore
-from fedelmy_node.rpc import dial
-dial.CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1),)
+from fedelmy_node.rpc import channel as dialling
+dialling.CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1),)
 address, identity, algorithm = sys.argv[1:]
-with dial.open_channel(address, keystore.load(Path(identity)), expect_role="site") as channel:
+with dialling.open_channel(address, keystore.load(Path(identity)), expect_role="site") as channel:
     try:
         call = channel.unary_unary("/fedelmy.v1.Control/Prepare")
         call(bytes(256 << 20), compression=grpc.Compression[algorithm], timeout=100)
@@ -132,7 +150,11 @@ with dial.open_channel(address, keystore.load(Path(identity)), expect_role="site
 
 def _peak() -> int:
     """The highest that resident memory was since the last look."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
     Path("/proc/self/clear_refs").write_text("5")
     return int(line.split()[1]) * 1024
 
@@ -146,11 +168,17 @@ def test_metadata_that_are_too_large_are_refused(node: Running, identities: Iden
 @pytest.mark.parametrize(
     "method",
     [
-        "/fedelmy.v1.Control/Destroy", "/fedelmy.v1.Admin/Prune", "/fedelmy.v1.Admin/Model", "/no.such.Service/Call",
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/" + "x" * 4000,
+        "/fedelmy.v1.Control/Destroy",
+        "/fedelmy.v1.Admin/Prune",
+        "/fedelmy.v1.Admin/Model",
+        "/no.such.Service/Call",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        "/" + "x" * 4000,
     ],
-)  # fmt: skip
-def test_a_call_that_is_not_on_the_network_does_not_exist(node: Running, identities: Identities, method: str) -> None:
+)
+def test_a_call_that_is_not_on_the_network_does_not_exist(
+    node: Running, identities: Identities, method: str
+) -> None:
     with dial(node, identities["operator"]) as channel, pytest.raises(grpc.RpcError) as caught:
         call(channel, method, b"")
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
@@ -169,24 +197,41 @@ def test_a_name_that_no_run_can_have_is_an_unknown_run(
     assert all(len(record.getMessage()) < 1000 for record in caplog.records)
 
 
-def test_an_offer_of_a_million_tensors_costs_no_memory(node: Running, identities: Identities) -> None:
-    """Two bytes on the wire are fifty in memory: an offer has its own limit, below that of all messages."""
-    offer = transfer_pb2.BeginRequest(run="run-1", edge="train.1@north>train.2@south").SerializeToString()
+def test_an_offer_of_a_million_tensors_costs_no_memory(
+    node: Running, identities: Identities
+) -> None:
+    """Two bytes on the wire are fifty in memory: an offer has its own limit, below that of all
+    messages.
+    """
+    offer = transfer_pb2.BeginRequest(
+        run="run-1", edge="train.1@north>train.2@south"
+    ).SerializeToString()
     with dial(node, identities["north"]) as channel:
         before = resident_bytes()
         for _ in range(3):
             with pytest.raises(grpc.RpcError):
                 call(channel, "/fedelmy.v1.Transfer/Begin", offer + b"\x3a\x00" * (2 << 20))
-        with pytest.raises(FedelmyError, match=r"E-PEER-PROTOCOL.*1048576 are allowed"), map_errors("south"):
-            call(channel, "/fedelmy.v1.Transfer/Begin", offer + b"\x3a\x00" * (1 << 20))  # no fault of the node's
+        with (
+            pytest.raises(FedelmyError, match=r"E-PEER-PROTOCOL.*1048576 are allowed"),
+            map_errors("south"),
+        ):
+            call(
+                channel, "/fedelmy.v1.Transfer/Begin", offer + b"\x3a\x00" * (1 << 20)
+            )  # no fault of the node's
         assert resident_bytes() - before < 64 << 20
         with pytest.raises(FedelmyError, match="E-RUN-UNKNOWN"), map_errors("south"):
             call(channel, "/fedelmy.v1.Transfer/Begin", offer)
 
 
-def test_a_stream_without_a_header_and_one_that_breaks_off_are_refused(node: Running, identities: Identities) -> None:
-    block = transfer_pb2.SendRequest(block=transfer_pb2.Block(index=2**62, data=b"x")).SerializeToString()
-    header = transfer_pb2.SendHeader(run="run-1", edge="../../x", sha256=b"x" * 5000, first_block=-5)
+def test_a_stream_without_a_header_and_one_that_breaks_off_are_refused(
+    node: Running, identities: Identities
+) -> None:
+    block = transfer_pb2.SendRequest(
+        block=transfer_pb2.Block(index=2**62, data=b"x")
+    ).SerializeToString()
+    header = transfer_pb2.SendHeader(
+        run="run-1", edge="../../x", sha256=b"x" * 5000, first_block=-5
+    )
     wrong = transfer_pb2.SendRequest(header=header).SerializeToString()
     with dial(node, identities["north"]) as channel:
         send = channel.stream_unary("/fedelmy.v1.Transfer/Send")

@@ -1,4 +1,6 @@
-"""Hand-overs over links that break, stall and vanish: nothing is lost, little is sent twice, nobody waits for ever."""
+"""Hand-overs over links that break, stall and vanish: nothing is lost, little is sent twice, nobody
+waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +17,50 @@ from typing import Any
 
 import grpc
 import pytest
-from proxy import CountingProxy
-from pulled import AWAY, PulledLink
-from test_transfer import BLOCK, EDGE, RUN, South, federation, make_bundle, parcel_of
 
-from fedelmy_launcher.plans import compile_plan
-from fedelmy_node.bundles.header import read_header
-from fedelmy_node.daemon import courier as courier_module
-from fedelmy_node.daemon.arrival import Arrival
-from fedelmy_node.daemon.courier import Courier, Delivered, News, Refused
-from fedelmy_node.daemon.turns import Turns
+from fedelmy_launcher.plans.compiler import compile_plan
+from fedelmy_node.bundle.format import read_header
+from fedelmy_node.domain.artifact import BLOCK_BYTES, Block, Offer, Parcel, Receipt
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.names import Address, SiteName
-from fedelmy_node.domain.transfer import BLOCK_BYTES, Block, Offer, Parcel, Receipt
-from fedelmy_node.durable import publish
-from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc import dial
-from fedelmy_node.rpc import serve as serve_module
-from fedelmy_node.rpc.bridge import CHUNK_BYTES
+from fedelmy_node.peers.connections import TransferSlots
+from fedelmy_node.rpc import channel as channels
+from fedelmy_node.rpc import server as serve_module
+from fedelmy_node.rpc.channel import open_channel
+from fedelmy_node.rpc.channel_options import (
+    CHANNEL_OPTIONS,
+    PING_ALLOWED_MS,
+    PING_MS,
+    SERVER_OPTIONS,
+)
 from fedelmy_node.rpc.clients import PeerClient
-from fedelmy_node.rpc.dial import open_channel
-from fedelmy_node.rpc.settings import CHANNEL_OPTIONS, PING_ALLOWED_MS, PING_MS, SERVER_OPTIONS
+from fedelmy_node.rpc.tunnel_socket import CHUNK_BYTES
+from fedelmy_node.store.durable_files import publish
+from fedelmy_node.transfer import sender as sender_module
+from fedelmy_node.transfer.receiver import Receiver
+from fedelmy_node.transfer.sender import Delivered, Refused, Sender, SenderEvent
+from tests.e2e.support.proxy import CountingProxy
+from tests.integration.support.pulled import AWAY, PulledLink
+from tests.integration.test_transfer import (
+    BLOCK,
+    EDGE,
+    RUN,
+    South,
+    federation,
+    make_bundle,
+    parcel_of,
+)
 
 Identities = Mapping[str, Identity]
 Serve = Callable[..., Address]
 CONVERSATION_BYTES = 32_000
 """What a connection costs besides blocks: two handshakes, Begin, headers, frames."""
 PULLED_BYTES = 64_000
-"""The same of a connection that is called back: each of the two is carried by another one, which begins with two
-handshakes, too; and south begins to wait again."""
+"""The same of a connection that is called back: each of the two is carried by another one, which
+begins with two handshakes, too; and south begins to wait again.
+"""
 CARRIED = 1.02
 """What is carried is encrypted twice, and framed twice."""
 Link = CountingProxy | PulledLink
@@ -76,7 +92,11 @@ def direction(request: pytest.FixtureRequest) -> str:
 @contextmanager
 def linked(direction: str, node: South, identities: Identities) -> Iterator[Link]:
     """Between north, who sends, and this node."""
-    with CountingProxy(node.address) if direction == "push" else PulledLink(node.address, identities) as link:
+    with (
+        CountingProxy(node.address)
+        if direction == "push"
+        else PulledLink(node.address, identities) as link
+    ):
         yield link
 
 
@@ -97,14 +117,22 @@ def crossing(link: Link, size: int) -> float:
 
 
 def lost(link: Link) -> int:
-    """At most so many bytes are sent again after a cut: the block, or the message that carries it, was not whole."""
+    """At most so many bytes are sent again after a cut: the block, or the message that carries it,
+    was not whole.
+    """
     return BLOCK + CHUNK_BYTES if isinstance(link, PulledLink) else BLOCK
 
 
 @contextmanager
-def connected(link: Link, identities: Identities, stall_seconds: float = 20.0) -> Iterator[PeerClient]:
-    join, address = (link.join(), AWAY) if isinstance(link, PulledLink) else (None, Address(link.address))
-    channel = open_channel(address, identities["north"], expect_role="site", expect_site=SiteName("south"), join=join)
+def connected(
+    link: Link, identities: Identities, stall_seconds: float = 20.0
+) -> Iterator[PeerClient]:
+    join, address = (
+        (link.join(), AWAY) if isinstance(link, PulledLink) else (None, Address(link.address))
+    )
+    channel = open_channel(
+        address, identities["north"], expect_role="site", expect_site=SiteName("south"), join=join
+    )
     client = PeerClient(channel, "south", stall_seconds)
     try:
         yield client
@@ -144,13 +172,13 @@ def deliver_until_received(
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The indices of the blocks that the receiver took, in order."""
     indices: list[int] = []
-    take = Arrival.take
+    take = Receiver.take
 
-    def counting(self: Arrival, lane: int, block: Block) -> None:
+    def counting(self: Receiver, lane: int, block: Block) -> None:
         take(self, lane, block)
         indices.append(block.index)
 
-    monkeypatch.setattr(Arrival, "take", counting)
+    monkeypatch.setattr(Receiver, "take", counting)
     return indices
 
 
@@ -163,24 +191,36 @@ def received_once(south: South, bundle: Path) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_cuts_cost_at_most_a_block_each(
-    south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel, taken: list[int], seed: int
+    south: South,
+    link: Link,
+    identities: Identities,
+    bundle: Path,
+    parcel: Parcel,
+    taken: list[int],
+    seed: int,
 ) -> None:
     size = parcel.offer.size
     cuts = sorted(random.Random(seed).sample(range(20_000, size), 10))
     link.cut_at(*cuts)
-    link.bytes_per_second = 20e6  # slower than the receiver: what is under way is on the link, not in buffers
+    link.bytes_per_second = (
+        20e6  # slower than the receiver: what is under way is on the link, not in buffers
+    )
     deliver_until_received(link, identities, parcel)
     received_once(south, bundle)
     assert link.cuts >= len(cuts)
     assert taken == list(range(-(-size // BLOCK)))  # no block is taken twice
-    assert link.to_target <= crossing(link, size) + len(cuts) * lost(link) + conversation(link, link.cuts + 1)
+    assert link.to_target <= crossing(link, size) + len(cuts) * lost(link) + conversation(
+        link, link.cuts + 1
+    )
 
 
 def test_a_link_that_is_always_cut_within_a_block_gets_on(
     tmp_path: Path, identities: Identities, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks become smaller until one crosses between two cuts, and what has crossed is never sent again."""
-    monkeypatch.setattr(courier_module, "_FIRST_WAIT_SECONDS", 0.01)
+    """Blocks become smaller until one crosses between two cuts, and what has crossed is never sent
+    again.
+    """
+    monkeypatch.setattr(sender_module, "_FIRST_WAIT_SECONDS", 0.01)
     bundle = make_bundle(tmp_path / "large.safetensors", size=500_000)
     parcel = parcel_of(bundle, block_bytes=BLOCK_BYTES)
     edge = next(edge for edge in compile_plan(federation(), RUN).edges if edge.id == EDGE)
@@ -195,7 +235,7 @@ def test_a_link_that_is_always_cut_within_a_block_gets_on(
         return answer
 
     monkeypatch.setattr(node.inbox, "begin", note)
-    news: queue.Queue[News] = queue.Queue()
+    news: queue.Queue[SenderEvent] = queue.Queue()
     with CountingProxy(node.address) as proxy:
         proxy.cut_at(*range(400_000, 400_000_000, 400_000))
 
@@ -203,7 +243,7 @@ def test_a_link_that_is_always_cut_within_a_block_gets_on(
             channel = open_channel(Address(proxy.address), identities["north"], expect_role="site")
             return PeerClient(channel, "south", 20.0)
 
-        courier = Courier(edge, parcel, connect, news.put, Turns(1))
+        courier = Sender(edge, parcel, connect, news.put, TransferSlots(1))
         try:
             while not isinstance(told := news.get(timeout=100), Delivered):
                 assert not isinstance(told, Refused), told
@@ -211,7 +251,11 @@ def test_a_link_that_is_always_cut_within_a_block_gets_on(
             courier.stop()
     received_once(node, bundle)
     sizes, positions = zip(*begun, strict=True)
-    assert list(sizes) == sorted(sizes, reverse=True) and sizes[0] == BLOCK_BYTES and min(sizes) >= 1 << 16
+    assert (
+        list(sizes) == sorted(sizes, reverse=True)
+        and sizes[0] == BLOCK_BYTES
+        and min(sizes) >= 1 << 16
+    )
     assert list(positions) == sorted(positions), "what has crossed stays"
     node.stop()
 
@@ -221,17 +265,17 @@ def test_a_cut_costs_no_reading(
 ) -> None:
     """What a broken stream brought is known; only a restarted process reads it again."""
     readings: list[Path] = []
-    monkeypatch.setattr(Arrival, "_read_again", reading_again(readings))
+    monkeypatch.setattr(Receiver, "_read_again", reading_again(readings))
     link.cut_at(parcel.offer.size // 2)
     deliver_until_received(link, identities, parcel)
     received_once(south, bundle)
     assert len(readings) == 1
 
 
-def reading_again(readings: list[Path]) -> Callable[[Arrival], None]:
-    read_again = Arrival._read_again
+def reading_again(readings: list[Path]) -> Callable[[Receiver], None]:
+    read_again = Receiver._read_again
 
-    def noted(self: Arrival) -> None:
+    def noted(self: Receiver) -> None:
         readings.append(self.partial)
         read_again(self)
 
@@ -252,14 +296,18 @@ def test_a_distant_link_is_kept_full(
 def test_a_black_hole_is_found_by_the_stall_timeout(
     south: South, link: Link, identities: Identities, tmp_path: Path
 ) -> None:
-    """No reset, no error: the link just swallows. The kernel's buffers are filled long before the bundle's end."""
+    """No reset, no error: the link just swallows. The kernel's buffers are filled long before the
+    bundle's end.
+    """
     large = make_bundle(tmp_path / "large", size=12_000_000)
     link.bytes_per_second = 30e6
     south.stop()
     node = South(tmp_path / "other", read_header(large).manifest, identities["south"])
     link.target = node.address
     try:
-        threading.Thread(target=lambda: (link.wait_for(4_000_000), link.black_hole()), daemon=True).start()
+        threading.Thread(
+            target=lambda: (link.wait_for(4_000_000), link.black_hole()), daemon=True
+        ).start()
         began = time.monotonic()
         with pytest.raises(FedelmyError) as caught:
             deliver(link, identities, parcel_of(large), stall_seconds=1.5)
@@ -273,7 +321,9 @@ def test_a_black_hole_is_found_by_the_stall_timeout(
         node.stop()
 
 
-def short_pings(monkeypatch: pytest.MonkeyPatch, factor: int, allowed_ms: int | None = None) -> None:
+def short_pings(
+    monkeypatch: pytest.MonkeyPatch, factor: int, allowed_ms: int | None = None
+) -> None:
     """The real settings, so much faster; but this machine gets some time to answer a ping."""
 
     def changed(key: str, value: int) -> int:
@@ -286,14 +336,18 @@ def short_pings(monkeypatch: pytest.MonkeyPatch, factor: int, allowed_ms: int | 
     def faster(options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
         return tuple((key, changed(key, value)) for key, value in options)
 
-    monkeypatch.setattr(dial, "CHANNEL_OPTIONS", faster(CHANNEL_OPTIONS))
+    monkeypatch.setattr(channels, "CHANNEL_OPTIONS", faster(CHANNEL_OPTIONS))
     monkeypatch.setattr(serve_module, "SERVER_OPTIONS", faster(SERVER_OPTIONS))
 
 
 def test_a_link_that_dies_before_the_receipt_is_found_by_keep_alive(
-    tmp_path: Path, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    identities: Identities,
+    bundle: Path,
+    parcel: Parcel,
+    monkeypatch: pytest.MonkeyPatch,
     direction: str,
-) -> None:  # fmt: skip
+) -> None:
     short_pings(monkeypatch, factor=20)
     settling, link_is_dead = threading.Event(), threading.Event()
 
@@ -302,11 +356,13 @@ def test_a_link_that_dies_before_the_receipt_is_found_by_keep_alive(
         link_is_dead.wait(30)
         publish(partial, path)
 
-    monkeypatch.setattr("fedelmy_node.daemon.arrival.publish", publish_slowly)
+    monkeypatch.setattr("fedelmy_node.transfer.receiver.publish", publish_slowly)
     node = South(tmp_path / "node", parcel.offer.manifest, identities["south"])
     with linked(direction, node, identities) as link:
         try:
-            threading.Thread(target=lambda: (settling.wait(30), link.black_hole()), daemon=True).start()
+            threading.Thread(
+                target=lambda: (settling.wait(30), link.black_hole()), daemon=True
+            ).start()
             began = time.monotonic()
             with pytest.raises(FedelmyError) as caught:
                 deliver(link, identities, parcel, stall_seconds=60.0)
@@ -323,9 +379,15 @@ def test_a_link_that_dies_before_the_receipt_is_found_by_keep_alive(
 
 
 def test_a_site_that_waits_behind_a_dead_link_is_forgotten_and_returns(
-    south: South, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch
+    south: South,
+    identities: Identities,
+    bundle: Path,
+    parcel: Parcel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither end hears of it: both find out by keep-alive, and south waits again as soon as there is a link."""
+    """Neither end hears of it: both find out by keep-alive, and south waits again as soon as there
+    is a link.
+    """
     short_pings(monkeypatch, factor=20)
     with PulledLink(south.address, identities) as link:
         link.black_hole()
@@ -340,10 +402,14 @@ def test_a_site_that_waits_behind_a_dead_link_is_forgotten_and_returns(
         assert len(relay.arrived) >= 2
 
 
-def idle_states(address: Address, identities: Identities, seconds: float) -> list[grpc.ChannelConnectivity]:
+def idle_states(
+    address: Address, identities: Identities, seconds: float
+) -> list[grpc.ChannelConnectivity]:
     """What becomes of a connection that nobody uses."""
     states: list[grpc.ChannelConnectivity] = []
-    channel = open_channel(address, identities["north"], expect_role="site", expect_site=SiteName("south"))
+    channel = open_channel(
+        address, identities["north"], expect_role="site", expect_site=SiteName("south")
+    )
     with channel:
         assert channel.unary_unary("/test.Echo/Say")(b"a", timeout=10) == b"a"
         channel.subscribe(states.append)
@@ -358,7 +424,9 @@ def test_an_idle_connection_lives_on_pings(
     """With the proportions of the real settings; gRPC itself pings no more than once a second."""
     assert PING_ALLOWED_MS * 2 < PING_MS
     short_pings(monkeypatch, factor=30)
-    assert idle_states(serve(identities["south"]), identities, 6.0) == [grpc.ChannelConnectivity.READY]
+    assert idle_states(serve(identities["south"]), identities, 6.0) == [
+        grpc.ChannelConnectivity.READY
+    ]
 
 
 def test_a_server_that_allows_less_hangs_up(
@@ -375,7 +443,9 @@ def test_the_same_edge_delivered_twice_at_once(
     link.bytes_per_second = 20e6
     receipts: list[Receipt] = []
     senders = [
-        threading.Thread(target=lambda: receipts.append(deliver_until_received(link, identities, parcel)))
+        threading.Thread(
+            target=lambda: receipts.append(deliver_until_received(link, identities, parcel))
+        )
         for _ in range(2)
     ]
     for sender in senders:
@@ -419,7 +489,9 @@ def test_a_receiver_restarted_in_mid_transfer_goes_on(
         link.target, crossed = again.address, link.to_target
         deliver_until_received(link, identities, parcel)
         received_once(again, bundle)
-        assert link.to_target - crossed <= crossing(link, parcel.offer.size - kept + BLOCK) + conversation(link)
+        assert link.to_target - crossed <= crossing(
+            link, parcel.offer.size - kept + BLOCK
+        ) + conversation(link)
     finally:
         again.stop()
         south.server.stop(0)
@@ -469,16 +541,18 @@ def test_a_sender_restarted_in_mid_transfer_goes_on(
 def test_a_huge_partial_file_makes_no_other_edge_wait(
     south: South, identities: Identities, parcel: Parcel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one Begin reads, a second one of that edge is told to come again, and calls of others are answered."""
+    """While one Begin reads, a second one of that edge is told to come again, and calls of others
+    are answered.
+    """
     reading, released = threading.Event(), threading.Event()
-    read_again = Arrival._read_again
+    read_again = Receiver._read_again
 
-    def slowly(self: Arrival) -> None:
+    def slowly(self: Receiver) -> None:
         reading.set()
         released.wait(20)
         read_again(self)
 
-    monkeypatch.setattr(Arrival, "_read_again", slowly)
+    monkeypatch.setattr(Receiver, "_read_again", slowly)
     north, answers = SiteName("north"), []
     first = threading.Thread(target=lambda: answers.append(south.inbox.begin(north, parcel.offer)))
     first.start()
@@ -529,7 +603,7 @@ def test_what_came_already_needs_no_second_place_on_the_disk(
     def shrinking(_: object) -> int:
         return free - sum(path.stat().st_size for path in south.partial)
 
-    monkeypatch.setattr("fedelmy_node.store.layout.Layout.free_bytes", shrinking)
+    monkeypatch.setattr("fedelmy_node.store.state_directory.Layout.free_bytes", shrinking)
     link.cut_at(parcel.offer.size // 2)
     deliver_until_received(link, identities, parcel)
     received_once(south, bundle)
@@ -537,11 +611,17 @@ def test_what_came_already_needs_no_second_place_on_the_disk(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_disk_that_becomes_full_keeps_what_came(
-    tmp_path: Path, identities: Identities, bundle: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    identities: Identities,
+    bundle: Path,
+    parcel: Parcel,
+    monkeypatch: pytest.MonkeyPatch,
     direction: str,
-) -> None:  # fmt: skip
+) -> None:
     with small_disk(tmp_path / "disk", "6m") as disk:
-        monkeypatch.setattr("fedelmy_node.store.layout.Layout.free_bytes", lambda _: 1 << 40)
+        monkeypatch.setattr(
+            "fedelmy_node.store.state_directory.Layout.free_bytes", lambda _: 1 << 40
+        )
         node = South(disk / "south", parcel.offer.manifest, identities["south"])
         try:
             with linked(direction, node, identities) as link:

@@ -7,17 +7,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from serving import lay_down, serving
 
-from fedelmy_launcher.plans import signed_cancel
-from fedelmy_node.config.site import Given, load_site_config
-from fedelmy_node.daemon.node import Node
+from fedelmy_launcher.plans.compiler import signed_cancel
+from fedelmy_node.config.site_file import Given, load_site_config
+from fedelmy_node.domain.errors import ConsentError, RunError
 from fedelmy_node.domain.names import run_id
 from fedelmy_node.domain.reports import Signed
-from fedelmy_node.errors import ConsentError, RunError
 from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.node import Node
+from fedelmy_node.rpc.channel import open_channel
 from fedelmy_node.rpc.clients import OperatorClient
-from fedelmy_node.rpc.dial import open_channel
+from tests.integration.support.serving import lay_down, serving
 
 Identities = Mapping[str, Identity]
 RUN = run_id("run-1")
@@ -38,9 +38,13 @@ def ask(tmp_path: Path, identities: Identities) -> Iterator[Callable[[str], Oper
     def begin(listed: str) -> OperatorClient:
         lay_down(tmp_path / "s", identities["south"])
         (tmp_path / "s" / "site.toml").write_text(f'[consent]\noperators = ["{listed}"]\n')
-        node = Node(load_site_config(Given(state=tmp_path / "s", listen="127.0.0.1:0", data="digits")))
+        node = Node(
+            load_site_config(Given(state=tmp_path / "s", listen="127.0.0.1:0", data="digits"))
+        )
         stack.enter_context(serving(node))
-        client = OperatorClient(open_channel(node.address, identities["operator"], expect_role="site"), "south")
+        client = OperatorClient(
+            open_channel(node.address, identities["operator"], expect_role="site"), "south"
+        )
         stack.callback(client.close)
         return client
 
@@ -56,7 +60,7 @@ def test_an_operator_who_is_not_listed_gets_no_answer(
     for question in [*QUESTIONS, lambda client: client.cancel(cancel)]:
         with pytest.raises(ConsentError, match="E-CONSENT-OPERATOR") as caught:
             question(client)
-        assert "does nothing for operator operator" in caught.value.message
+        assert "does not accept operator operator" in caught.value.message
 
 
 def test_one_who_is_listed_does(ask: Callable[[str], OperatorClient]) -> None:

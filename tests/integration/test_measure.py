@@ -1,4 +1,6 @@
-"""Measuring the way to a node: whoever belongs to the federation may, without a run, and not as much as it likes."""
+"""Measuring the way to a node: whoever belongs to the federation may, without a run, and not as
+much as it likes.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,16 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from doors import SOUTH, Door, member
 
 from fedelmy_node import CONTRACT, __version__
-from fedelmy_node.errors import FedelmyError
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc.dial import open_channel
-from fedelmy_node.rpc.endpoint import BUDGETS
-from fedelmy_node.rpc.measuring import _call, measure
+from fedelmy_node.rpc.channel import open_channel
+from fedelmy_node.rpc.link_test import _call, measure
+from fedelmy_node.rpc.server import BUDGETS
 from fedelmy_node.rpc.services import MEASURE_BYTES
 from fedelmy_proto.v1 import peer_pb2, peer_pb2_grpc
+from tests.integration.support.doors import SOUTH, Door, member
 
 BLOCK = 1 << 20
 
@@ -28,8 +30,16 @@ def dial(door: Door, identity: Identity) -> grpc.Channel:
 def test_sites_and_operators_may_measure_without_a_run(door: Door, role: str) -> None:
     with dial(door, member(door.ca, "anybody", role)) as channel:
         found = measure(channel, "south")
-    assert (found.node.site, found.node.version, found.node.contracts) == ("south", __version__, (CONTRACT,))
-    assert abs(found.skew_seconds) < 5 and 0 < found.round_trip_seconds < 5 and found.bytes_per_second > 10**5
+    assert (found.node.site, found.node.version, found.node.contracts) == (
+        "south",
+        __version__,
+        (CONTRACT,),
+    )
+    assert (
+        abs(found.skew_seconds) < 5
+        and 0 < found.round_trip_seconds < 5
+        and found.bytes_per_second > 10**5
+    )
 
 
 def test_no_more_is_read_than_the_limit(door: Door) -> None:

@@ -1,4 +1,6 @@
-"""The HTTP door of the metrics, from outside: what it answers, what it refuses, and whom it does not wait for."""
+"""The HTTP door of the metrics, from outside: what it answers, what it refuses, and whom it does
+not wait for.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import serving
 
-from fedelmy_node.config.site import Given, load_site_config
-from fedelmy_node.daemon.metrics import door as door_module
-from fedelmy_node.daemon.metrics.door import Door
-from fedelmy_node.daemon.node import Node
+from fedelmy_node.config.site_file import Given, load_site_config
+from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.names import Address
-from fedelmy_node.errors import ConfigError
+from fedelmy_node.node import Node
+from fedelmy_node.ops.metrics.service import MetricsServer
+from tests.integration.support.serving import serving
 
 
 @pytest.fixture
@@ -26,18 +27,18 @@ def rendered() -> list[float]:
 
 
 @pytest.fixture
-def door(rendered: list[float]) -> Iterator[Door]:
+def door(rendered: list[float]) -> Iterator[MetricsServer]:
     def render() -> bytes:
         rendered.append(time.monotonic())
         return b"up 1\n"
 
-    made = Door(Address("127.0.0.1:0"), render)
-    made.open()
+    made = MetricsServer(Address("127.0.0.1:0"), render)
+    made.start("metrics")
     yield made
     made.close()
 
 
-def ask(door: Door, method: str = "GET", path: str = "/metrics") -> tuple[int, bytes]:
+def ask(door: MetricsServer, method: str = "GET", path: str = "/metrics") -> tuple[int, bytes]:
     host, _, port = door.address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=10)
     try:
@@ -48,12 +49,12 @@ def ask(door: Door, method: str = "GET", path: str = "/metrics") -> tuple[int, b
         connection.close()
 
 
-def connect(door: Door) -> socket.socket:
+def connect(door: MetricsServer) -> socket.socket:
     host, _, port = door.address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def test_it_answers_one_question(door: Door) -> None:
+def test_it_answers_one_question(door: MetricsServer) -> None:
     assert ask(door) == (200, b"up 1\n")
     assert ask(door, path="/metrics?name=x")[0] == 200
     assert ask(door, path="/")[0] == 404
@@ -62,15 +63,17 @@ def test_it_answers_one_question(door: Door) -> None:
     assert ask(door, "DELETE")[0] == 405
 
 
-@pytest.mark.parametrize("rubbish", [b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"GET\r\n\r\n"])
-def test_rubbish_is_answered_and_closed(door: Door, rubbish: bytes) -> None:
+@pytest.mark.parametrize(
+    "rubbish", [b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"GET\r\n\r\n"]
+)
+def test_rubbish_is_answered_and_closed(door: MetricsServer, rubbish: bytes) -> None:
     with connect(door) as caller:
         caller.sendall(rubbish)
         assert caller.recv(100).startswith(b"HTTP/1.1 4")
     assert ask(door)[0] == 200
 
 
-def test_a_head_without_end_is_cut_off(door: Door) -> None:
+def test_a_head_without_end_is_cut_off(door: MetricsServer) -> None:
     with connect(door) as caller:
         with pytest.raises(OSError, match=r"."):
             for _ in range(1000):
@@ -78,9 +81,13 @@ def test_a_head_without_end_is_cut_off(door: Door) -> None:
         assert ask(door)[0] == 200
 
 
-def test_who_is_slow_is_not_waited_for(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then, for ten seconds, does not buy more time: it is counted for the whole request."""
-    monkeypatch.setattr(door_module, "_SECONDS", 0.5)
+def test_who_is_slow_is_not_waited_for(
+    door: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then, for ten seconds, does not buy more time: it is counted for the whole
+    request.
+    """
+    monkeypatch.setattr(door, "request_seconds", 0.5)
     with connect(door) as caller:
         begun = time.monotonic()
         caller.sendall(b"GET /metrics HTTP/1.1\r\n")
@@ -97,7 +104,7 @@ def test_who_is_slow_is_not_waited_for(door: Door, monkeypatch: pytest.MonkeyPat
         assert time.monotonic() - begun < 5
 
 
-def test_many_callers_hold_nobody_else_up(door: Door) -> None:
+def test_many_callers_hold_nobody_else_up(door: MetricsServer) -> None:
     """However many dawdle, whoever asks is answered at once, and threads do not pile up."""
     before = threading.active_count()
     idle = [connect(door) for _ in range(40)]
@@ -106,12 +113,14 @@ def test_many_callers_hold_nobody_else_up(door: Door) -> None:
     for _ in range(3):
         begun = time.monotonic()
         assert ask(door)[0] == 200
-        assert time.monotonic() - begun < door_module._SECONDS, "sooner than those who dawdle are given up"
+        assert time.monotonic() - begun < door.request_seconds, "before slow callers time out"
     for caller in idle:
         caller.close()
 
 
-def test_metrics_are_collected_once_a_second_at_most(door: Door, rendered: list[float]) -> None:
+def test_metrics_are_collected_once_a_second_at_most(
+    door: MetricsServer, rendered: list[float]
+) -> None:
     begun = time.monotonic()
     for _ in range(20):
         assert ask(door)[0] == 200
@@ -126,27 +135,36 @@ def test_a_fault_while_collecting_is_not_the_end(caplog: pytest.LogCaptureFixtur
             raise error
         return b"up 1\n"
 
-    made = Door(Address("127.0.0.1:0"), render)
-    made.open()
+    made = MetricsServer(Address("127.0.0.1:0"), render)
+    made.start("metrics")
     try:
         assert ask(made)[0] == 500
         assert ask(made)[0] == 200
     finally:
         made.close()
-    assert "fault while metrics were collected" in caplog.text
+    assert "internal error while collecting metrics" in caplog.text
 
 
-def test_nobody_is_answered_after_the_end(door: Door) -> None:
+def test_nobody_is_answered_after_the_end(door: MetricsServer) -> None:
     door.close()
     with pytest.raises(OSError, match="refused"):
         connect(door)
 
 
 def given(state: Path, metrics: str) -> Given:
-    return Given(state=state, listen="127.0.0.1:0", data="digits", insecure=True, site="north", metrics=metrics)
+    return Given(
+        state=state,
+        listen="127.0.0.1:0",
+        data="digits",
+        insecure=True,
+        site="north",
+        metrics=metrics,
+    )
 
 
-def test_a_port_in_use_is_an_error_before_anything_is_written(door: Door, tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_before_anything_is_written(
+    door: MetricsServer, tmp_path: Path
+) -> None:
     port = door.address.rpartition(":")[2]
     with pytest.raises(ConfigError, match="metrics cannot listen") as caught:
         Node(load_site_config(given(tmp_path / "s", port)))
@@ -168,4 +186,4 @@ def test_a_whole_node_is_scraped(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert 'fedelmy_serving{service="fedelmy.v1.Transfer",site="north"} 1.0' in text
     assert 'fedelmy_runs{site="north",state="running"} 0.0' in text
     assert "fedelmy_disk_free_bytes" in text and "process_cpu_seconds_total" in text
-    assert "anybody who reaches" in caplog.text, "another address than loopback is warned of"
+    assert "anyone who reaches" in caplog.text, "another address than loopback is warned of"

@@ -1,4 +1,6 @@
-"""Sites that cannot be called, reached by way of another: by the right ones only, and nothing is left behind."""
+"""Sites that cannot be called, reached by way of another: by the right ones only, and nothing is
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,24 @@ from typing import Any
 
 import grpc
 import pytest
-from doors import Door, describe, member
-from pulled import NORTH, SOUTH, Relay, Waiter
-from serving import lay_down, serving
 
-from fedelmy_launcher import authority
-from fedelmy_node.config.site import Given, load_site_config
-from fedelmy_node.daemon import awaiting, switchboard
-from fedelmy_node.daemon.node import Node
+from fedelmy_launcher.ca import authority
+from fedelmy_node.config.site_file import Given, load_site_config
+from fedelmy_node.domain.errors import FedelmyError, IdentityError, PeerError
 from fedelmy_node.domain.names import Address
-from fedelmy_node.errors import FedelmyError, IdentityError, PeerError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc.bridge import CHUNK_BYTES
+from fedelmy_node.node import Node
+from fedelmy_node.peers.tunnel import tunnel_client, tunnel_server
+from fedelmy_node.rpc.channel import open_channel, probe
 from fedelmy_node.rpc.clients import OperatorClient
-from fedelmy_node.rpc.dial import open_channel, probe
-from fedelmy_node.rpc.faults import map_errors
-from fedelmy_node.rpc.relaying import RELAY_BUDGETS
+from fedelmy_node.rpc.error_mapping import map_errors
+from fedelmy_node.rpc.tunnel_service import RELAY_BUDGETS
+from fedelmy_node.rpc.tunnel_socket import CHUNK_BYTES
 from fedelmy_proto.v1 import relay_pb2, relay_pb2_grpc
+from tests.integration.support.doors import Door, describe, member
+from tests.integration.support.pulled import NORTH, SOUTH, Relay, Waiter
+from tests.integration.support.serving import lay_down, serving
 
 Stub = relay_pb2_grpc.RelayStub
 Carried = relay_pb2.Carried
@@ -159,7 +161,8 @@ def settled(look: Callable[[], int], limit: int, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-# --- who is reached -------------------------------------------------------------------------------------------------
+# --- who is reached
+# -------------------------------------------------------------------------------------------------
 
 
 def test_an_operator_reaches_a_node_that_cannot_be_called(own_ca: Path, tmp_path: Path) -> None:
@@ -169,7 +172,9 @@ def test_an_operator_reaches_a_node_that_cannot_be_called(own_ca: Path, tmp_path
     try:
         with scene.running:
             scene.wait(door.address)
-            with open_channel(scene.way, scene.operator, expect_role="site", expect_site=SOUTH) as channel:
+            with open_channel(
+                scene.way, scene.operator, expect_role="site", expect_site=SOUTH
+            ) as channel:
                 assert describe(channel).site == "south"
             assert probe(scene.way, scene.operator, expect_role="site").subject.name == "south"
             stranger = member(own_ca, "west")
@@ -179,7 +184,9 @@ def test_an_operator_reaches_a_node_that_cannot_be_called(own_ca: Path, tmp_path
             ):
                 describe(channel)
             _rubbish(scene)
-            with open_channel(scene.way, scene.operator, expect_role="site", expect_site=SOUTH) as channel:
+            with open_channel(
+                scene.way, scene.operator, expect_role="site", expect_site=SOUTH
+            ) as channel:
                 assert OperatorClient(channel, "south").describe().site == "south"
     finally:
         door.end()
@@ -188,7 +195,11 @@ def test_an_operator_reaches_a_node_that_cannot_be_called(own_ca: Path, tmp_path
 def _rubbish(scene: Scene) -> None:
     """What is not TLS gets no further than at a port that anybody can call."""
     stub = scene.stub(scene.operator)
-    for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 60_000, os.urandom(300_000)):
+    for rubbish in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01" + b"\xff" * 60_000,
+        os.urandom(300_000),
+    ):
         talk = reach(stub)
         talk.say(rubbish)
         with suppress(AssertionError, FedelmyError):
@@ -197,10 +208,14 @@ def _rubbish(scene: Scene) -> None:
         talk.end()
 
 
-def test_a_relay_that_connects_with_somebody_else_is_found_out(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_that_connects_with_somebody_else_is_found_out(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With itself, for one: it has a certificate, but not south's."""
     host, _, port = scene.relay.address.rpartition(":")
-    monkeypatch.setattr(scene.relay.switchboard, "reach", lambda site: socket.create_connection((host, int(port))))
+    monkeypatch.setattr(
+        scene.relay.switchboard, "reach", lambda site: socket.create_connection((host, int(port)))
+    )
     with pytest.raises(IdentityError, match="E-IDENTITY-SITE"):
         open_channel(scene.way, scene.operator, expect_role="site", expect_site=SOUTH)
 
@@ -210,7 +225,7 @@ def test_a_site_that_waits_nowhere_is_out_of_reach_at_once(scene: Scene) -> None
     with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*does not wait here") as caught:
         open_channel(scene.way, scene.operator, expect_role="site", expect_site=SOUTH)
     assert 'direction = "pull"' in caught.value.hint
-    assert time.monotonic() - began < switchboard._ANSWER_SECONDS / 2
+    assert time.monotonic() - began < tunnel_server._ANSWER_SECONDS / 2
 
 
 @pytest.mark.parametrize("site", ["", "South", "a/b", "x" * 5000, "\x1b[2J"])
@@ -219,8 +234,12 @@ def test_a_name_that_is_none(scene: Scene, site: str) -> None:
         reach(scene.stub(scene.operator), site)
 
 
-def test_what_a_relay_answers_is_not_the_sites_word(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A courier gives up when the receiver refuses, and a lookout believes a busy neighbour to be there."""
+def test_what_a_relay_answers_is_not_the_sites_word(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A courier gives up when the receiver refuses, and a lookout believes a busy neighbour to be
+    there.
+    """
     for code in ("E-CONSENT-EDGE", "E-PEER-BUSY", "E-TRANSFER-CONFLICT"):
 
         def refuse(_: object, code: str = code) -> socket.socket:
@@ -231,14 +250,17 @@ def test_what_a_relay_answers_is_not_the_sites_word(scene: Scene, monkeypatch: p
             open_channel(scene.way, scene.operator, expect_role="site", expect_site=SOUTH)
 
 
-# --- who answers ----------------------------------------------------------------------------------------------------
+# --- who answers
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_only_the_site_that_was_rung_may_answer(scene: Scene) -> None:
     rings = scene.stub(scene.south).Await(relay_pb2.AwaitRequest(), timeout=60)
     assert next(rings).id == ""
     caller: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=lambda: caller.put(reach(scene.stub(scene.operator))), daemon=True).start()
+    threading.Thread(
+        target=lambda: caller.put(reach(scene.stub(scene.operator))), daemon=True
+    ).start()
     ring = next(rings).id
     thief = Talk(scene.stub(member(scene.ca, "west")).Answer, Carried(ring=ring))
     with pytest.raises(PeerError, match="nobody waits for this answer"):
@@ -275,13 +297,15 @@ def test_operators_do_not_wait_to_be_called(scene: Scene) -> None:
         next(scene.stub(scene.operator).Await(relay_pb2.AwaitRequest(), timeout=60))
 
 
-def test_a_site_that_waits_and_never_calls_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switchboard, "_ANSWER_SECONDS", 0.5)
+def test_a_site_that_waits_and_never_calls_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel_server, "_ANSWER_SECONDS", 0.5)
     rings = scene.stub(scene.south).Await(relay_pb2.AwaitRequest(), timeout=60)
     assert next(rings).id == ""
     with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*does not call back"):
         open_channel(scene.way, scene.operator, expect_role="site", expect_site=SOUTH)
-    assert scene.relay.switchboard._wanted == {}
+    assert scene.relay.switchboard._pending == {}
 
 
 def test_a_flood_of_rings_is_answered_within_bounds(scene: Scene, echo: Echo) -> None:
@@ -293,13 +317,16 @@ def test_a_flood_of_rings_is_answered_within_bounds(scene: Scene, echo: Echo) ->
         rings.ring(f"{number:032x}")  # nobody waits for these answers
     highest, deadline = 0, time.monotonic() + 60
     while rings._queue.qsize() and time.monotonic() < deadline:
-        highest = max(highest, sum(thread.name == "calling back" for thread in threading.enumerate()))
-    assert 0 < highest <= awaiting._CALLS_AT_ONCE
+        highest = max(
+            highest, sum(thread.name == "calling back" for thread in threading.enumerate())
+        )
+    assert 0 < highest <= tunnel_client._CALLS_AT_ONCE
     settled(lambda: sum(thread.name == "calling back" for thread in threading.enumerate()), 0)
     reach(scene.stub(scene.operator)).end()
 
 
-# --- how much -------------------------------------------------------------------------------------------------------
+# --- how much
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_a_flood_of_callers_keeps_nobody_else_from_the_site(scene: Scene, echo: Echo) -> None:
@@ -331,10 +358,12 @@ def test_budgets_leave_a_site_room_for_the_relay_itself() -> None:
     answers, relays = RELAY_BUDGETS["answers"], RELAY_BUDGETS["relays"]
     assert answers.share >= relays.at_once + 8 and answers.at_once > answers.share
     assert answers.per_second >= 8 * relays.per_second
-    assert answers.share == awaiting._CALLS_AT_ONCE
+    assert answers.share == tunnel_client._CALLS_AT_ONCE
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize(
+    "count", [60, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(1200)])]
+)
 def test_nothing_is_left_of_many_connections(scene: Scene, echo: Echo, count: int) -> None:
     """Of three ends in this process: the caller's, the relay's and the site's."""
     scene.relay.guard._quotas._budgets = {
@@ -367,7 +396,9 @@ def test_nothing_is_left_of_many_connections(scene: Scene, echo: Echo, count: in
         settled(open_files, files + 2)
 
 
-def test_calls_that_are_broken_off_are_not_kept_until_memory_is_tidied(scene: Scene, echo: Echo) -> None:
+def test_calls_that_are_broken_off_are_not_kept_until_memory_is_tidied(
+    scene: Scene, echo: Echo
+) -> None:
     """A connection has sixteen calls: gRPC counts those, too, that something still knows."""
     scene.wait(echo.address)
     stub = scene.stub(scene.operator)
@@ -380,17 +411,22 @@ def test_calls_that_are_broken_off_are_not_kept_until_memory_is_tidied(scene: Sc
         gc.enable()
 
 
-# --- for how long ---------------------------------------------------------------------------------------------------
+# --- for how long
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "role"), [("operator", "operator"), ("south", "site")])
 @pytest.mark.parametrize("speaks", [True, False])
-def test_who_is_revoked_in_the_middle_is_cut_off(scene: Scene, name: str, role: str, speaks: bool) -> None:
+def test_who_is_revoked_in_the_middle_is_cut_off(
+    scene: Scene, name: str, role: str, speaks: bool
+) -> None:
     """Whoever of the two ends it is, and even if it only listens."""
     rings = scene.stub(scene.south).Await(relay_pb2.AwaitRequest(), timeout=120)
     next(rings)
     caller: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=lambda: caller.put(reach(scene.stub(scene.operator))), daemon=True).start()
+    threading.Thread(
+        target=lambda: caller.put(reach(scene.stub(scene.operator))), daemon=True
+    ).start()
     answer = Talk(scene.stub(scene.south).Answer, Carried(ring=next(rings).id))
     ends = {"operator": caller.get(timeout=30), "south": answer}
     ends["operator"].say(b"a")
@@ -424,41 +460,62 @@ def test_a_revoked_site_is_not_rung(scene: Scene) -> None:
     began = time.monotonic()
     with pytest.raises(PeerError, match="E-PEER-UNREACHABLE"):
         reach(scene.stub(scene.operator))
-    assert time.monotonic() - began < switchboard._ANSWER_SECONDS / 2
+    assert time.monotonic() - began < tunnel_server._ANSWER_SECONDS / 2
     with pytest.raises(IdentityError, match="E-IDENTITY-REVOKED"), map_errors("north"):
         next(rings)
 
 
 def test_who_does_not_read_is_cut_off(own_ca: Path) -> None:
-    """An end that takes nothing would keep its places, and what was sent to it, for as long as it likes."""
+    """An end that takes nothing would keep its places, and what was sent to it, for as long as it
+    likes.
+    """
     scene = Scene(own_ca, member(own_ca, "south"), stall_seconds=1.0)
     with scene.running:
         rings = scene.stub(scene.south).Await(relay_pb2.AwaitRequest(), timeout=120)
         next(rings)
         caller: SimpleQueue[Any] = SimpleQueue()
-        threading.Thread(target=lambda: caller.put(reach(scene.stub(scene.operator))), daemon=True).start()
+        threading.Thread(
+            target=lambda: caller.put(reach(scene.stub(scene.operator))), daemon=True
+        ).start()
         deaf = Talk(scene.stub(scene.south).Answer, Carried(ring=next(rings).id))
         talk = caller.get(timeout=30)
         for _ in range(100):
             talk.say(bytes(CHUNK_BYTES))
-        settled(lambda: scene.relay.guard.calls()["relays"] + scene.relay.guard.calls()["answers"], 0, seconds=20)
+        settled(
+            lambda: scene.relay.guard.calls()["relays"] + scene.relay.guard.calls()["answers"],
+            0,
+            seconds=20,
+        )
         deaf.end()
 
 
-def test_an_operator_whom_the_relay_does_not_list_is_not_connected(scene: Scene, tmp_path: Path) -> None:
-    """West is a whole node, with a list of its own; what south thinks of the operator does not matter there."""
+def test_an_operator_whom_the_relay_does_not_list_is_not_connected(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """West is a whole node, with a list of its own; what south thinks of the operator does not
+    matter there.
+    """
     west = member(scene.ca, "west")
     lay_down(tmp_path / "w", west)
     (tmp_path / "w" / "site.toml").write_text('[consent]\noperators = ["alice"]\n')
     node = Node(load_site_config(Given(state=tmp_path / "w", listen="127.0.0.1:0", data="digits")))
     with serving(node):
-        with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*does nothing for operator"):
-            open_channel(Address(f"{node.address}/south"), scene.operator, expect_role="site", expect_site=SOUTH)
+        with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*does not accept operator"):
+            open_channel(
+                Address(f"{node.address}/south"),
+                scene.operator,
+                expect_role="site",
+                expect_site=SOUTH,
+            )
         with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*does not wait here"):
-            open_channel(Address(f"{node.address}/south"), scene.north, expect_role="site", expect_site=SOUTH)
+            open_channel(
+                Address(f"{node.address}/south"), scene.north, expect_role="site", expect_site=SOUTH
+            )
 
 
-def test_a_relay_that_shuts_down_does_not_wait_for_those_who_speak(scene: Scene, echo: Echo) -> None:
+def test_a_relay_that_shuts_down_does_not_wait_for_those_who_speak(
+    scene: Scene, echo: Echo
+) -> None:
     scene.wait(echo.address)
     stub = scene.stub(scene.operator)
     talks = [reach(stub) for _ in range(8)]
@@ -504,7 +561,9 @@ def test_without_tls_everybody_is_who_they_say(echo: Echo) -> None:
             talk.say(b"plain")
             assert talk.hear() == b"plain"
             talk.end()
-        channel = open_channel(Address(f"{relay.address}/south"), None, expect_role="site", insecure_name="operator/o")
+        channel = open_channel(
+            Address(f"{relay.address}/south"), None, expect_role="site", insecure_name="operator/o"
+        )
         channel.close()
     finally:
         waiter.close()

@@ -1,4 +1,6 @@
-"""Trust that changes while a node runs: revocation, pins, rotation, expiry; at the node and at the launcher."""
+"""Trust that changes while a node runs: revocation, pins, rotation, expiry; at the node and at the
+launcher.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +10,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doors import SOUTH, Door, Recording, begin, describe, member
 
-from fedelmy_launcher import authority
-from fedelmy_launcher.control import Sites, expiry_warnings
+from fedelmy_launcher.ca import authority
+from fedelmy_launcher.control.sites import Sites, expiry_warnings
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.names import Address
-from fedelmy_node.errors import FedelmyError
+from fedelmy_node.domain.subject import Subject, TrustRules
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.identity.rules import TrustRules
-from fedelmy_node.identity.subject import Subject
-from fedelmy_node.rpc.admin import admin_client
-from fedelmy_node.rpc.clients import OperatorClient
-from fedelmy_node.rpc.dial import open_channel, probe
-from fedelmy_node.rpc.faults import map_errors
+from fedelmy_node.rpc.channel import open_channel, probe
+from fedelmy_node.rpc.clients import OperatorClient, admin_client
+from fedelmy_node.rpc.error_mapping import map_errors
 from fedelmy_proto.v1 import control_pb2
+from tests.integration.support.doors import SOUTH, Door, Recording, begin, describe, member
 
 Identities = Mapping[str, Identity]
 Forge = Callable[..., Identity]
 Serve = Callable[..., Address]
 
 
-# --- revocation, pins and rotation at a running node ----------------------------------------------------------------
+# --- revocation, pins and rotation at a running node
+# ----------------------------------------------------------------
 
 
 def test_who_is_revoked_is_refused_at_once(door: Door) -> None:
@@ -39,7 +40,12 @@ def test_who_is_revoked_is_refused_at_once(door: Door) -> None:
     with channel, open_channel(door.address, operator, expect_role="site") as control:
         with pytest.raises(FedelmyError, match="E-RUN-UNKNOWN"):
             begin(channel)  # known, but there is no such run
-        assert OperatorClient(control, "south").revoke(authority.revoke(door.ca, "north").path.read_bytes()) == 1
+        assert (
+            OperatorClient(control, "south").revoke(
+                authority.revoke(door.ca, "north").path.read_bytes()
+            )
+            == 1
+        )
         before, calls = door.files(), list(door.node.calls)
         with pytest.raises(FedelmyError, match=r"E-IDENTITY-REVOKED.*site/north"):
             begin(channel)
@@ -70,7 +76,10 @@ def test_a_revoked_operator_controls_nothing_and_signs_nothing(door: Door) -> No
         assert describe(channel).site == "south"
         file = authority.revoke(door.ca, "bob", role="operator").path
         keystore.install_lists(door.home / "identity", file.read_bytes(), str(file))
-        for call in (describe, lambda channel: OperatorClient(channel, "south").revoke(file.read_bytes())):
+        for call in (
+            describe,
+            lambda channel: OperatorClient(channel, "south").revoke(file.read_bytes()),
+        ):
             with pytest.raises(FedelmyError, match="E-IDENTITY-REVOKED"):
                 call(channel)
 
@@ -88,14 +97,16 @@ def test_only_lists_of_our_ca_are_taken(door: Door, tmp_path: Path) -> None:
     assert door.files() == before
 
 
-def test_sites_may_not_bring_lists(door: Door) -> None:
+def test_sites_may_not_send_revocations(door: Door) -> None:
     north = member(door.ca, "north")
     with (
         open_channel(door.address, north, expect_role="site") as channel,
         pytest.raises(FedelmyError, match="E-IDENTITY-ROLE"),
         map_errors("south"),
     ):
-        channel.unary_unary("/fedelmy.v1.Control/Revoke")(control_pb2.RevokeRequest().SerializeToString(), timeout=10)
+        channel.unary_unary("/fedelmy.v1.Control/Revoke")(
+            control_pb2.RevokeRequest().SerializeToString(), timeout=10
+        )
 
 
 def test_a_dialler_refuses_the_revoked_and_the_unpinned(door: Door) -> None:
@@ -104,7 +115,7 @@ def test_a_dialler_refuses_the_revoked_and_the_unpinned(door: Door) -> None:
     pinned = keystore.load(door.ca / "operator").fingerprint
     rules = TrustRules(pins={Subject.of("south", "site"): pinned})
     with pytest.raises(FedelmyError, match=rf"E-IDENTITY-PIN.*site/south.*{pinned}"):
-        open_channel(door.address, north.trusting(rules), expect_role="site", expect_site=SOUTH)
+        open_channel(door.address, north.with_rules(rules), expect_role="site", expect_site=SOUTH)
     lists = authority.revoke(door.ca, "south").path.read_bytes()
     knowing = replace(north, trust=replace(north.trust, lists_pem=lists))
     with pytest.raises(FedelmyError, match=r"E-IDENTITY-REVOKED.*site/south"):
@@ -155,12 +166,15 @@ def test_a_rotated_key_serves_without_a_restart(door: Door) -> None:
 def test_a_revoked_node_does_not_start(door: Door, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(door.home / "identity", copy / "identity")
-    (copy / "identity" / "revoked.pem").write_bytes(authority.revoke(door.ca, "south").path.read_bytes())
+    (copy / "identity" / "revoked.pem").write_bytes(
+        authority.revoke(door.ca, "south").path.read_bytes()
+    )
     with pytest.raises(FedelmyError, match=r"E-IDENTITY-REVOKED.*site/south"):
         Recording(copy)
 
 
-# --- what the operator's launcher does about it -----------------------------------------------------------------------
+# --- what the operator's launcher does about it
+# -----------------------------------------------------------------------
 
 
 def sites(door: Door, identity: Identity) -> Sites:
@@ -172,9 +186,11 @@ def sites(door: Door, identity: Identity) -> Sites:
 def test_the_launcher_brings_its_list_first(door: Door) -> None:
     authority.revoke(door.ca, member(door.ca, "north").subject.name)
     with sites(door, keystore.load(door.ca / "operator")) as asked:
-        assert asked.bring_lists() == {SOUTH: 1}
-        assert asked.bring_lists() == {SOUTH: 1}, "again is harmless"
-    assert (door.home / "identity" / "revoked.pem").read_bytes() == (door.ca / "revoked.pem").read_bytes()
+        assert asked.send_revocations() == {SOUTH: 1}
+        assert asked.send_revocations() == {SOUTH: 1}, "again is harmless"
+    assert (door.home / "identity" / "revoked.pem").read_bytes() == (
+        door.ca / "revoked.pem"
+    ).read_bytes()
 
 
 def test_the_launcher_does_not_dial_a_revoked_site(door: Door) -> None:
@@ -184,15 +200,22 @@ def test_the_launcher_does_not_dial_a_revoked_site(door: Door) -> None:
     assert (nodes, refusal.error.code, door.node.calls) == ({}, "E-IDENTITY-REVOKED", [])
 
 
-def test_expiry_is_told_to_the_operator_and_to_the_administrator(door: Door, tmp_path: Path) -> None:
+def test_expiry_is_told_to_the_operator_and_to_the_administrator(
+    door: Door, tmp_path: Path
+) -> None:
     operator = keystore.load(door.ca / "operator")
     with sites(door, operator) as asked:
         assert expiry_warnings(operator, asked.describe()[0].values()) == []
         identity = door.home / "identity"
-        keystore.install(identity, authority.sign(door.ca, identity / "request.csr", tmp_path / "s.pem", days=5).path)
+        keystore.install(
+            identity,
+            authority.sign(door.ca, identity / "request.csr", tmp_path / "s.pem", days=5).path,
+        )
         (warning,) = expiry_warnings(operator, asked.describe()[0].values())
     assert "site/south expires in 5 days" in warning
     with admin_client(door.home) as admin:
         health = admin.health()
     assert health.serving and health.warnings == (warning,)
-    assert health.certificate_expires == pytest.approx(keystore.load(identity).not_after.timestamp())
+    assert health.certificate_expires == pytest.approx(
+        keystore.load(identity).not_after.timestamp()
+    )

@@ -8,30 +8,36 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from serving import serving
 
-from fedelmy_launcher.plans import compile_plan, signed_slices
+from fedelmy_launcher.plans.compiler import compile_plan, signed_slices
 from fedelmy_node.cli.runs import runs
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.plan_file import read_slice
-from fedelmy_node.config.site import Given, load_site_config
-from fedelmy_node.daemon.node import Node
+from fedelmy_node.config.site_file import Given, load_site_config
+from fedelmy_node.domain.errors import ConfigError, RunError
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName, run_id
-from fedelmy_node.errors import ConfigError, RunError
+from fedelmy_node.node import Node
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared
+from fedelmy_node.store.state_directory import Layout
+from tests.integration.support.serving import serving
 
 ALONE = {
-    "name": "alone", "topology": "chain", "order": "listed", "deliver": "all",
+    "name": "alone",
+    "topology": "chain",
+    "order": "listed",
+    "deliver": "all",
     "members": [{"name": "north", "address": "127.0.0.1:1"}],
     "recipe": {
-        "seed": 0, "model": {"name": "mlp"}, "strategy": {"name": "fedelmy"}, "training": {"epochs": 1},
+        "seed": 0,
+        "model": {"name": "mlp"},
+        "strategy": {"name": "fedelmy"},
+        "training": {"epochs": 1},
         "task": {"classes": ["a", "b"], "input": {"height": 8, "width": 8, "channels": 1}},
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -41,26 +47,37 @@ def state(tmp_path: Path) -> Iterator[Path]:
     layout.create()
     journal = Journal(layout.journal, SiteName("north"))
     for name, end in (("first", RunState.DONE), ("second", RunState.CANCELLED), ("third", None)):
-        payload = signed_slices(compile_plan(decode(Federation, ALONE), run_id(name)), None)[SiteName("north")].payload
+        payload = signed_slices(compile_plan(decode(Federation, ALONE), run_id(name)), None)[
+            SiteName("north")
+        ].payload
         journal.add_run(
             Prepared(
-                payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o",
-                manifest=(), report={},
+                payload=payload,
+                slice=read_slice(payload),
+                signature=b"",
+                certificate=b"",
+                operator="o",
+                manifest=(),
+                report={},
             )
-        )  # fmt: skip
+        )
         if end is not None:
             journal.set_run(run_id(name), end)
         directory = layout.run(run_id(name))
         directory.mkdir(parents=True)
         (directory / "kept").write_bytes(b"x" * 1500)
     journal.close()
-    given = Given(state=layout.root, listen="127.0.0.1:0", data="digits", insecure=True, site="north")
+    given = Given(
+        state=layout.root, listen="127.0.0.1:0", data="digits", insecure=True, site="north"
+    )
     with serving(Node(load_site_config(given))):
         yield layout.root
 
 
 def call(state: Path, *arguments: str, typed: str = "") -> Result:
-    return CliRunner().invoke(runs, [*arguments, "--state", str(state)], input=typed, catch_exceptions=True)
+    return CliRunner().invoke(
+        runs, [*arguments, "--state", str(state)], input=typed, catch_exceptions=True
+    )
 
 
 def left(state: Path) -> set[str]:
@@ -73,7 +90,7 @@ def test_what_goes_is_shown_and_asked_about(state: Path) -> None:
     refused = call(state, "prune", "--older-than", "0s", typed="n\n")
     assert refused.exit_code == 1 and "2 in all, 3.0 kB" in refused.output
     assert left(state) == {"first", "second", "third"}
-    assert "1 forgotten" in call(state, "prune", "first", typed="y\n").output
+    assert "1 removed" in call(state, "prune", "first", typed="y\n").output
     assert left(state) == {"second", "third"}
     machine = json.loads(call(state, "prune", "--older-than", "0s", "--yes", "--json").output)
     assert (machine["pruned"], [run["run"] for run in machine["runs"]]) == (True, ["second"])
@@ -85,9 +102,9 @@ def test_what_goes_is_shown_and_asked_about(state: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "what is to be pruned"),
+        ((), "neither a run nor an age"),
         (("first", "--older-than", "1d"), "both runs and an age"),
-        (("first", "--json"), "does not ask"),
+        (("first", "--json"), "cannot ask"),
         (("--older-than", "soon"), "not a duration"),
     ],
 )

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import grpc
 import pytest
-from passthrough import PassThrough
 
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.names import Address, SiteName
-from fedelmy_node.errors import FedelmyError
+from fedelmy_node.domain.subject import NameRule, Subject, TrustRules
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.identity.live import LiveIdentity
-from fedelmy_node.identity.rules import NameRule, TrustRules
-from fedelmy_node.identity.subject import Subject
-from fedelmy_node.rpc.dial import open_channel
-from fedelmy_node.rpc.faults import map_errors
-from hospital import Hospital
+from fedelmy_node.identity.live_identity import LiveIdentity
+from fedelmy_node.rpc.channel import open_channel
+from fedelmy_node.rpc.error_mapping import map_errors
+from tests.integration.support.passthrough import PassThrough
+from tests.support.hospital import Hospital
 
 Identities = Mapping[str, Identity]
 Serve = Callable[..., Address]
@@ -51,7 +50,9 @@ def met(address: Address, me: Identity, site: str | None = None) -> str:
 
 def named(serve: Serve, identity: Identity | LiveIdentity, name: str) -> Address:
     """A server that says which one it is."""
-    return serve(identity, more={"Name": grpc.unary_unary_rpc_method_handler(lambda _, __: name.encode())})
+    return serve(
+        identity, more={"Name": grpc.unary_unary_rpc_method_handler(lambda _, __: name.encode())}
+    )
 
 
 @pytest.fixture
@@ -59,7 +60,9 @@ def two(identities: Identities, serve: Serve) -> dict[str, Address]:
     return {name: named(serve, identities[name], name) for name in ("north", "south")}
 
 
-def test_two_nodes_behind_one_port(identities: Identities, two: dict[str, Address], proxy: Proxy) -> None:
+def test_two_nodes_behind_one_port(
+    identities: Identities, two: dict[str, Address], proxy: Proxy
+) -> None:
     """Pre-flight and channel ask for the same name: the certificate's."""
     front = proxy({f"{name}.site.fedelmy": place for name, place in two.items()})
     for name in two:
@@ -71,7 +74,12 @@ def test_two_nodes_behind_one_port(identities: Identities, two: dict[str, Addres
 def test_a_site_that_is_not_named_is_asked_for_by_the_name_of_its_host(
     identities: Identities, two: dict[str, Address], proxy: Proxy
 ) -> None:
-    front = proxy({"localhost": two["south"], **{f"{name}.site.fedelmy": place for name, place in two.items()}})
+    front = proxy(
+        {
+            "localhost": two["south"],
+            **{f"{name}.site.fedelmy": place for name, place in two.items()},
+        }
+    )
     assert met(front.at("localhost"), identities["north"]) == "south"
     assert front.asked == ["localhost", "south.site.fedelmy", "south.site.fedelmy"]
 
@@ -92,34 +100,53 @@ def test_a_name_that_the_proxy_does_not_know_is_told(
 ) -> None:
     with pytest.raises(FedelmyError, match=r"E-IDENTITY-TLS.*hangs up") as raised:
         met(proxy({"north.site.fedelmy": two["north"]}).at(), identities["north"], "south")
-    assert "it must lead south.site.fedelmy to the node" in str(raised.value.hint)
+    assert "it must route south.site.fedelmy to the node" in str(raised.value.hint)
 
 
 def test_a_proxy_that_leads_two_names_to_two_sites_is_told(
     identities: Identities, two: dict[str, Address], proxy: Proxy
 ) -> None:
     front = proxy({"localhost": two["south"], "south.site.fedelmy": two["north"]})
-    with pytest.raises(FedelmyError, match=r"E-IDENTITY-SITE.*site/south by the name localhost.*site/north by south"):
+    with pytest.raises(
+        FedelmyError,
+        match=r"E-IDENTITY-SITE.*site/south by the name localhost.*site/north by south",
+    ):
         met(front.at("localhost"), identities["north"])
     with pytest.raises(FedelmyError, match="E-IDENTITY-SITE"):
         met(front.at(), identities["north"], "south")
 
 
 CASES = {
-    "alternative name": (("fl.south.example", "b.example"), {"san": "fl.south.example"}, ["fl.south.example"] * 2),
-    "not its first": (("a.example", "fl.south.example"), {"san": "fl.south.example"}, ["fl.south.example"] * 2),
+    "alternative name": (
+        ("fl.south.example", "b.example"),
+        {"san": "fl.south.example"},
+        ["fl.south.example"] * 2,
+    ),
+    "not its first": (
+        ("a.example", "fl.south.example"),
+        {"san": "fl.south.example"},
+        ["fl.south.example"] * 2,
+    ),
     "wildcard": (("*.south.example",), {"san": "*.south.example"}, ["any.south.example"] * 2),
     "common name": ((), {"distinguished": "CN=node1.south,C=DE"}, ["node1.south"] * 2),
-    "found out": (("fl.south.example",), {"distinguished": "CN=node1.south,C=DE"},
-                  ["node1.south", "fl.south.example", "fl.south.example"]),
-}  # fmt: skip
+    "found out": (
+        ("fl.south.example",),
+        {"distinguished": "CN=node1.south,C=DE"},
+        ["node1.south", "fl.south.example", "fl.south.example"],
+    ),
+}
 
 
 @pytest.mark.parametrize(("sans", "rule", "asked"), CASES.values(), ids=CASES)
 def test_names_that_a_hospital_chose(
-    hospital: Hospital, serve: Serve, proxy: Proxy, tmp_path: Path, sans: tuple[str, ...], rule: dict[str, str],
+    hospital: Hospital,
+    serve: Serve,
+    proxy: Proxy,
+    tmp_path: Path,
+    sans: tuple[str, ...],
+    rule: dict[str, str],
     asked: list[str],
-) -> None:  # fmt: skip
+) -> None:
     """The name that this site knows the other's certificate by is the one to ask for."""
     rules = TrustRules(
         names=(NameRule(subject=SOUTH, **rule), NameRule(subject=NORTH, san="fl.north.example"))  # type: ignore[arg-type]

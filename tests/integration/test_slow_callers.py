@@ -1,4 +1,6 @@
-"""Callers who hold what they were given and send nothing: they lose it, and nobody else waits for them."""
+"""Callers who hold what they were given and send nothing: they lose it, and nobody else waits for
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,19 @@ from typing import Any
 
 import grpc
 import pytest
-from budgets import budgets
-from http2 import WINDOW, Connection, message_head
+from bench.ends.http2 import WINDOW, Connection, message_head
 
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.names import Address
-from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc import guard as guard_module
-from fedelmy_node.rpc import inflow
-from fedelmy_node.rpc import serve as serve_module
-from fedelmy_node.rpc.dial import open_channel
-from fedelmy_node.rpc.faults import map_errors
-from fedelmy_node.rpc.guard import Guard, Rule
+from fedelmy_node.rpc import authorization as guard_module
+from fedelmy_node.rpc import server as serve_module
+from fedelmy_node.rpc import stall_limits
+from fedelmy_node.rpc.authorization import Guard, Rule
+from fedelmy_node.rpc.channel import open_channel
+from fedelmy_node.rpc.error_mapping import map_errors
 from fedelmy_node.rpc.quotas import Budget
+from tests.integration.support.budgets import budgets
 
 Serve = Callable[..., Address]
 Identities = Mapping[str, Identity]
@@ -40,7 +42,10 @@ def home(tmp_path: Path, identities: Identities) -> Path:
 
 
 def rules(*methods: str) -> dict[str, Rule]:
-    return {f"/test.Echo/{method}": Rule(roles=("site", "operator"), budget="control") for method in methods}
+    return {
+        f"/test.Echo/{method}": Rule(roles=("site", "operator"), budget="control")
+        for method in methods
+    }
 
 
 def ask(channel: grpc.Channel, request: bytes = b"hello") -> bytes:
@@ -60,8 +65,12 @@ def until(holds: Callable[[], bool], seconds: float = 20) -> None:
 def test_a_request_that_does_not_come_is_given_up(
     identities: Identities, serve: Serve, home: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(inflow, "FIRST_SECONDS", 0.5)
-    guard = Guard(rules("Say", "Count", "Sum", "Chat"), budgets(control=1), believe=lambda: identities["south"].trust)
+    monkeypatch.setattr(stall_limits, "FIRST_SECONDS", 0.5)
+    guard = Guard(
+        rules("Say", "Count", "Sum", "Chat"),
+        budgets(control=1),
+        trust=lambda: identities["south"].trust,
+    )
     address = serve(identities["south"], guard=guard)
     slow = Connection(address, home)
     stream = slow.open_stream(f"/test.Echo/{method}")
@@ -99,16 +108,25 @@ def test_a_stream_that_becomes_too_slow_is_broken_off(
         finally:
             over.set()
 
-    guard = Guard(rules("Receive"), budgets(control=1), believe=lambda: identities["south"].trust, stall_seconds=0.5)
+    guard = Guard(
+        rules("Receive"),
+        budgets(control=1),
+        trust=lambda: identities["south"].trust,
+        stall_seconds=0.5,
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inflow, "FIRST_SECONDS", 0.5)
+        patch.setattr(stall_limits, "FIRST_SECONDS", 0.5)
         address = serve(
-            identities["south"], guard=guard, more={"Receive": grpc.stream_unary_rpc_method_handler(receive)}
+            identities["south"],
+            guard=guard,
+            more={"Receive": grpc.stream_unary_rpc_method_handler(receive)},
         )
         slow = Connection(address, home)
         stream = slow.open_stream("/test.Echo/Receive")
         began = time.monotonic()
-        while not over.is_set():  # small messages, ten a second: something moves, but nothing gets anywhere
+        while (
+            not over.is_set()
+        ):  # small messages, ten a second: something moves, but nothing gets anywhere
             slow.send(stream, message_head(10) + b"0123456789")
             over.wait(0.1)
             assert time.monotonic() < began + 20
@@ -123,20 +141,31 @@ def test_a_receiver_that_is_slow_itself_blames_nobody(identities: Identities, se
             threading.Event().wait(0.6)  # our disk
         return b"all"
 
-    guard = Guard(rules("Receive"), budgets(control=1), believe=lambda: identities["south"].trust, stall_seconds=0.2)
+    guard = Guard(
+        rules("Receive"),
+        budgets(control=1),
+        trust=lambda: identities["south"].trust,
+        stall_seconds=0.2,
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inflow, "FIRST_SECONDS", 1.0)  # then it is looked at five times a second
+        patch.setattr(
+            stall_limits, "FIRST_SECONDS", 1.0
+        )  # then it is looked at five times a second
         address = serve(
-            identities["south"], guard=guard, more={"Receive": grpc.stream_unary_rpc_method_handler(receive)}
+            identities["south"],
+            guard=guard,
+            more={"Receive": grpc.stream_unary_rpc_method_handler(receive)},
         )
         with open_channel(address, identities["north"], expect_role="site") as channel:
             send = channel.stream_unary("/test.Echo/Receive")
             assert send(iter([bytes(1 << 16)] * 4), timeout=30) == b"all"
 
 
-def test_one_caller_cannot_take_the_place_of_another(identities: Identities, serve: Serve, home: Path) -> None:
+def test_one_caller_cannot_take_the_place_of_another(
+    identities: Identities, serve: Serve, home: Path
+) -> None:
     budget = Budget(at_once=3, share=2, per_second=1e6, burst=1_000_000)
-    guard = Guard(rules("Say", "Sum"), {"control": budget}, believe=lambda: identities["south"].trust)
+    guard = Guard(rules("Say", "Sum"), {"control": budget}, trust=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard)
     greedy = Connection(address, home)
     for _ in range(8):
@@ -158,14 +187,16 @@ def test_a_flood_is_refused_to_the_one_who_floods(
 ) -> None:
     monkeypatch.setattr(guard_module, "_HOLD_SECONDS", 0.01)
     budget = Budget(at_once=4, share=4, per_second=0.001, burst=5)
-    guard = Guard(rules("Say"), {"control": budget}, believe=lambda: identities["south"].trust)
+    guard = Guard(rules("Say"), {"control": budget}, trust=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard)
     with (
         open_channel(address, identities["north"], expect_role="site") as flooding,
         open_channel(address, identities["operator"], expect_role="site") as other,
     ):
         codes: list[str] = []
-        for _ in range(50):  # more than a connection may have under way: a call that was refused is gone
+        for _ in range(
+            50
+        ):  # more than a connection may have under way: a call that was refused is gone
             try:
                 ask(flooding)
             except FedelmyError as error:
@@ -179,7 +210,7 @@ def test_whoever_calls_too_often_waits_without_a_thread(
 ) -> None:
     monkeypatch.setattr(guard_module, "_HOLD_SECONDS", 6.0)
     budget = Budget(at_once=1, share=1, per_second=0.001, burst=1)
-    guard = Guard(rules("Say"), {"control": budget}, believe=lambda: identities["south"].trust)
+    guard = Guard(rules("Say"), {"control": budget}, trust=lambda: identities["south"].trust)
     address = serve(identities["south"], guard=guard)
     with (
         open_channel(address, identities["north"], expect_role="site") as flooding,
@@ -200,9 +231,11 @@ def test_a_wrong_role_is_refused_only_so_often(identities: Identities, serve: Se
     guard = Guard(
         only,
         {"control": Budget(at_once=4, share=4, per_second=0.001, burst=3)},
-        believe=lambda: identities["south"].trust,
+        trust=lambda: identities["south"].trust,
     )
-    with open_channel(serve(identities["south"], guard=guard), identities["north"], expect_role="site") as channel:
+    with open_channel(
+        serve(identities["south"], guard=guard), identities["north"], expect_role="site"
+    ) as channel:
         codes = []
         for _ in range(4):
             with pytest.raises(FedelmyError) as refused:
@@ -211,7 +244,9 @@ def test_a_wrong_role_is_refused_only_so_often(identities: Identities, serve: Se
         assert codes == ["E-IDENTITY-ROLE"] * 3 + ["E-PEER-BUSY"]
 
 
-@pytest.mark.parametrize("greeting", [b"", bytes.fromhex("160301020001000200"), b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize(
+    "greeting", [b"", bytes.fromhex("160301020001000200"), b"GET / HTTP/1.1\r\n\r\n"]
+)
 def test_connections_that_stall_before_tls_is_done_are_closed(
     identities: Identities, serve: Serve, monkeypatch: pytest.MonkeyPatch, greeting: bytes
 ) -> None:
@@ -229,8 +264,12 @@ def test_connections_that_stall_before_tls_is_done_are_closed(
         assert time.monotonic() - begun < 8
 
 
-def test_as_many_streams_as_a_connection_wants_do_not_run(identities: Identities, serve: Serve) -> None:
-    """More than the transport's own limit wait at the caller or are refused; the connection goes on."""
+def test_as_many_streams_as_a_connection_wants_do_not_run(
+    identities: Identities, serve: Serve
+) -> None:
+    """More than the transport's own limit wait at the caller or are refused; the connection goes
+    on.
+    """
     running, seen, go, lock = [0], [0], threading.Event(), threading.Lock()
 
     def hold(request: bytes, _: grpc.ServicerContext) -> bytes:
@@ -242,8 +281,12 @@ def test_as_many_streams_as_a_connection_wants_do_not_run(identities: Identities
             running[0] -= 1
         return request
 
-    guard = Guard(rules("Say", "Hold"), budgets(control=200), believe=lambda: identities["south"].trust)
-    address = serve(identities["south"], guard=guard, more={"Hold": grpc.unary_unary_rpc_method_handler(hold)})
+    guard = Guard(
+        rules("Say", "Hold"), budgets(control=200), trust=lambda: identities["south"].trust
+    )
+    address = serve(
+        identities["south"], guard=guard, more={"Hold": grpc.unary_unary_rpc_method_handler(hold)}
+    )
     with (
         open_channel(address, identities["north"], expect_role="site") as greedy,
         open_channel(address, identities["operator"], expect_role="site") as other,
@@ -260,9 +303,18 @@ def test_as_many_streams_as_a_connection_wants_do_not_run(identities: Identities
 
 
 @pytest.mark.parametrize("method", ["Say", "Count"])
-def test_an_answer_that_is_not_read_is_given_up(identities: Identities, serve: Serve, home: Path, method: str) -> None:
-    """A caller that lets nothing be sent to it would keep its place, and a thread, for as long as it pleases."""
-    guard = Guard(rules("Say", "Count"), budgets(control=1), believe=lambda: identities["south"].trust, stall_seconds=1)
+def test_an_answer_that_is_not_read_is_given_up(
+    identities: Identities, serve: Serve, home: Path, method: str
+) -> None:
+    """A caller that lets nothing be sent to it would keep its place, and a thread, for as long as
+    it pleases.
+    """
+    guard = Guard(
+        rules("Say", "Count"),
+        budgets(control=1),
+        trust=lambda: identities["south"].trust,
+        stall_seconds=1,
+    )
     address = serve(identities["south"], guard=guard)
     deaf = Connection(address, home, settings={WINDOW: 0})
     stream = deaf.open_stream(f"/test.Echo/{method}")

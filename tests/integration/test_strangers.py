@@ -1,7 +1,8 @@
-"""Who does not get in: real certificates, real sockets, and a whole node that records what reaches it.
+"""Who does not get in: real certificates, real sockets, and a whole node that records what reaches
+it.
 
-Where TLS refuses, no call runs and our dialler names the reason; where the interceptor refuses, the caller gets its
-code. Either way nothing is written.
+Where TLS refuses, no call runs and our dialler names the reason; where the interceptor refuses, the
+caller gets its code. Either way nothing is written.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from pathlib import Path
 
 import grpc
 import pytest
+from bench.ends.http2 import Connection, message_head
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from doors import SOUTH, Door, begin, describe, member
-from http2 import Connection, message_head
 
-from fedelmy_launcher import authority
+from fedelmy_launcher.ca import authority
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.names import Address
-from fedelmy_node.errors import FedelmyError
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.certificates import KEY_USAGES, fingerprint, to_pem
 from fedelmy_node.identity.keys import encode_key, read_key
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.rpc.dial import channel_to, open_channel, probe
+from fedelmy_node.rpc.channel import channel_to, open_channel, probe
+from tests.integration.support.doors import SOUTH, Door, begin, describe, member
 
 Identities = Mapping[str, Identity]
 Forge = Callable[..., Identity]
@@ -35,13 +36,24 @@ Serve = Callable[..., Address]
 
 
 def certificate(
-    ca: Path | None, key: ec.EllipticCurvePrivateKey, *, begins_days: float = -1, ends_days: float = 1
+    ca: Path | None,
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    begins_days: float = -1,
+    ends_days: float = 1,
 ) -> x509.Certificate:
     """What a CA would have signed on other days; without a CA, what somebody signs himself."""
     now = datetime.now(UTC)
-    issuer = x509.load_pem_x509_certificate((ca / "ca.pem").read_bytes()).subject if ca else x509.Name([])
+    issuer = (
+        x509.load_pem_x509_certificate((ca / "ca.pem").read_bytes()).subject
+        if ca
+        else x509.Name([])
+    )
     builder = x509.CertificateBuilder(
-        subject_name=x509.Name([]), issuer_name=issuer, public_key=key.public_key(), serial_number=77
+        subject_name=x509.Name([]),
+        issuer_name=issuer,
+        public_key=key.public_key(),
+        serial_number=77,
     )
     builder = builder.not_valid_before(now + timedelta(days=begins_days))
     builder = builder.not_valid_after(now + timedelta(days=ends_days))
@@ -68,7 +80,10 @@ STRANGERS: Mapping[str, tuple[Callable[[Identity, Path, Path], Identity], str]] 
     "self-signed": (lambda honest, ca, _: posing(honest, None), "E-IDENTITY-UNTRUSTED"),
     "wrong CA": (lambda honest, ca, other: posing(honest, other), "E-IDENTITY-UNTRUSTED"),
     "expired": (lambda honest, ca, _: posing(honest, ca, ends_days=-0.5), "E-IDENTITY-EXPIRED"),
-    "not yet valid": (lambda honest, ca, _: posing(honest, ca, begins_days=0.5), "E-IDENTITY-EXPIRED"),
+    "not yet valid": (
+        lambda honest, ca, _: posing(honest, ca, begins_days=0.5),
+        "E-IDENTITY-EXPIRED",
+    ),
 }
 
 
@@ -82,7 +97,9 @@ def test_callers_whom_the_handshake_refuses(door: Door, tmp_path: Path, kind: st
     before = door.files()
     with pytest.raises(FedelmyError, match=code):
         open_channel(door.address, stranger, expect_role="site", expect_site=SOUTH)
-    with channel_to(door.address, stranger, met) as channel:  # one who does not look before he calls
+    with channel_to(
+        door.address, stranger, met
+    ) as channel:  # one who does not look before he calls
         for call in (begin, describe):
             with pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
                 call(channel)
@@ -104,12 +121,16 @@ def test_callers_without_a_certificate(door: Door) -> None:
 
 def test_plaintext_on_either_side(door: Door, serve: Serve) -> None:
     honest, before = member(door.ca, "north"), door.files()
-    with open_channel(door.address, None, expect_role="site", insecure_name="site/north") as channel:
+    with open_channel(
+        door.address, None, expect_role="site", insecure_name="site/north"
+    ) as channel:
         for call in (begin, describe):
             with pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
                 call(channel)
     assert (door.node.calls, door.files(), door.refusals()) == ([], before, [])
-    with pytest.raises(FedelmyError, match="E-IDENTITY-TLS"):  # a dialler never falls back to plaintext
+    with pytest.raises(
+        FedelmyError, match="E-IDENTITY-TLS"
+    ):  # a dialler never falls back to plaintext
         open_channel(serve(None), honest, expect_role="site")
 
 
@@ -138,7 +159,9 @@ def call_by_hand(door: Door, method: str, version: ssl.TLSVersion) -> bytes:
 
 
 def test_tls_1_2_is_refused_by_the_guard(door: Door) -> None:
-    """grpcio cannot set a minimum: the handshake succeeds, and the interceptor says no before any handler runs."""
+    """grpcio cannot set a minimum: the handshake succeeds, and the interceptor says no before any
+    handler runs.
+    """
     before = door.files()
     answer = call_by_hand(door, "/fedelmy.v1.Control/Describe", ssl.TLSVersion.TLSv1_2)
     assert b"E-IDENTITY-TLS" in answer

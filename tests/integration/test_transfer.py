@@ -1,4 +1,6 @@
-"""A hand-over between two real ends: exactly once, from the last verified block, and only of what fits."""
+"""A hand-over between two real ends: exactly once, from the last verified block, and only of what
+fits.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +14,32 @@ from typing import Any
 
 import numpy as np
 import pytest
-from budgets import budgets
 from safetensors.numpy import save_file
 
-from fedelmy_launcher.plans import compile_plan, new_plan_id, signed_slices
-from fedelmy_node.bundles.header import read_header
-from fedelmy_node.bundles.metadata import KEY, metadata_text
+from fedelmy_launcher.plans.compiler import compile_plan, new_plan_id, signed_slices
+from fedelmy_node.bundle.format import KEY, metadata_text, read_header
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.plan_file import read_slice
-from fedelmy_node.daemon.arrival import Arrival
-from fedelmy_node.daemon.inbox import Inbox
+from fedelmy_node.domain.artifact import Block, Offer, Origin, Parcel, Receipt
+from fedelmy_node.domain.errors import FedelmyError, StoreError, TransferError
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, run_id
-from fedelmy_node.domain.transfer import Block, Offer, Origin, Parcel, Receipt
-from fedelmy_node.durable import publish
-from fedelmy_node.errors import FedelmyError, StoreError, TransferError
+from fedelmy_node.domain.subject import Subject, TrustRules
 from fedelmy_node.identity.keystore import Identity
-from fedelmy_node.identity.rules import TrustRules
-from fedelmy_node.identity.subject import Subject
 from fedelmy_node.identity.trust import Trust
-from fedelmy_node.rpc import again, services
+from fedelmy_node.rpc import authorization, services
+from fedelmy_node.rpc.authorization import Guard
+from fedelmy_node.rpc.channel import channel_to, open_channel, probe
 from fedelmy_node.rpc.clients import PeerClient
-from fedelmy_node.rpc.dial import channel_to, open_channel, probe
-from fedelmy_node.rpc.endpoint import BUDGETS
-from fedelmy_node.rpc.guard import Guard
-from fedelmy_node.rpc.serve import make_server
+from fedelmy_node.rpc.server import BUDGETS, make_server
+from fedelmy_node.store.durable_files import publish
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.layout import Layout
 from fedelmy_node.store.records import Prepared
+from fedelmy_node.store.state_directory import Layout
+from fedelmy_node.transfer.inbox import Inbox
+from fedelmy_node.transfer.receiver import Receiver
+from tests.integration.support.budgets import budgets
 
 RUN, EDGE = RunId("run-1"), EdgeId("train.1@north>train.2@south")
 BLOCK = 1 << 16
@@ -50,40 +49,55 @@ def federation() -> Federation:
     return decode(
         Federation,
         {
-            "name": "pair", "topology": "chain", "order": "listed", "deliver": "last",
+            "name": "pair",
+            "topology": "chain",
+            "order": "listed",
+            "deliver": "last",
             "members": [{"name": name, "address": "127.0.0.1:1"} for name in ("north", "south")],
             "recipe": {
-                "seed": 0, "model": {"name": "mlp"}, "strategy": {"name": "fedelmy"}, "training": {"epochs": 1},
+                "seed": 0,
+                "model": {"name": "mlp"},
+                "strategy": {"name": "fedelmy"},
+                "training": {"epochs": 1},
                 "task": {"classes": ["a", "b"], "input": {"height": 8, "width": 8, "channels": 1}},
             },
         },
-    )  # fmt: skip
+    )
 
 
 class South:
     """The receiving node as far as transfers need it: real journal, real files, real server."""
 
-    def __init__(self, root: Path, manifest: Any, identity: Identity, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, root: Path, manifest: Any, identity: Identity, listen: str = "127.0.0.1:0"
+    ) -> None:
         self.trust = identity.trust
         self.layout = Layout(root)
         self.layout.create()
         self.journal = Journal(self.layout.journal, SiteName("south"))
         self.arrived: list[RunId] = []
         if self.journal.find_run(RUN) is None:
-            payload = signed_slices(compile_plan(federation(), run_id(RUN)), None)[SiteName("south")].payload
+            payload = signed_slices(compile_plan(federation(), run_id(RUN)), None)[
+                SiteName("south")
+            ].payload
             self.journal.add_run(
                 Prepared(
-                    payload=payload, slice=read_slice(payload), signature=b"", certificate=b"", operator="o",
-                    manifest=manifest, report={},
+                    payload=payload,
+                    slice=read_slice(payload),
+                    signature=b"",
+                    certificate=b"",
+                    operator="o",
+                    manifest=manifest,
+                    report={},
                 )
-            )  # fmt: skip
+            )
         self.inbox = Inbox(self.journal, self.layout, self.arrived.append)
         guard = Guard(
-            services.RULES,
-            budgets(**dict.fromkeys(BUDGETS, 4)),
-            believe=lambda: self.trust,
+            services.RULES, budgets(**dict.fromkeys(BUDGETS, 4)), trust=lambda: self.trust
         )
-        self.server, self.address = make_server(Address(listen), identity, interceptors=[guard], workers=guard.workers)
+        self.server, self.address = make_server(
+            Address(listen), identity, interceptors=[guard], workers=guard.workers
+        )
         services.add_network(self.server, self, self, self.inbox)  # type: ignore[arg-type]
         self.server.start()
 
@@ -107,17 +121,24 @@ def blocks_of(path: Path) -> list[Block]:
     data, digest, blocks = path.read_bytes(), hashlib.sha256(), []
     for index, start in enumerate(range(0, len(data), BLOCK)):
         digest.update(data[start : start + BLOCK])
-        blocks.append(Block(index=index, data=data[start : start + BLOCK], running_sha256=digest.digest()))
+        blocks.append(
+            Block(index=index, data=data[start : start + BLOCK], running_sha256=digest.digest())
+        )
     return blocks
 
 
 def parcel_of(path: Path, **changes: Any) -> Parcel:
     data = path.read_bytes()
     offer = Offer(
-        run=RUN, edge=EDGE, size=len(data), sha256=hashlib.sha256(data).hexdigest(), block_bytes=BLOCK,
-        wire_dtype="float32", manifest=read_header(path).manifest,
+        run=RUN,
+        edge=EDGE,
+        size=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        block_bytes=BLOCK,
+        wire_dtype="float32",
+        manifest=read_header(path).manifest,
         origin=Origin(contributors=(StepId("train.1@north"),)),
-    )  # fmt: skip
+    )
     return Parcel(offer=replace(offer, **changes), path=path)
 
 
@@ -138,7 +159,9 @@ def north(identities: dict[str, Identity]) -> Iterator[Callable[[South], PeerCli
     clients: list[PeerClient] = []
 
     def connect(node: South, who: str = "north") -> PeerClient:
-        channel = open_channel(node.address, identities[who], expect_role="site", expect_site=SiteName("south"))
+        channel = open_channel(
+            node.address, identities[who], expect_role="site", expect_site=SiteName("south")
+        )
         clients.append(PeerClient(channel, "south", 20.0))
         return clients[-1]
 
@@ -163,7 +186,9 @@ def test_a_bundle_arrives_bit_for_bit(south: South, north: Connect, bundle: Path
     assert south.partial == []
 
 
-def test_delivered_twice_acknowledged_twice_taken_once(south: South, north: Connect, bundle: Path) -> None:
+def test_delivered_twice_acknowledged_twice_taken_once(
+    south: South, north: Connect, bundle: Path
+) -> None:
     client, parcel = north(south), parcel_of(bundle)
     first = client.deliver(parcel, lambda _: None)
     moved: list[int] = []
@@ -278,7 +303,9 @@ def test_another_site_may_not_use_the_edge(south: South, north: Connect, bundle:
         north(south, "south").deliver(parcel_of(bundle), lambda _: None)
 
 
-def test_values_that_are_not_finite_are_refused_and_forgotten(south: South, north: Connect, tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_refused_and_forgotten(
+    south: South, north: Connect, tmp_path: Path
+) -> None:
     bad = make_bundle(tmp_path / "bad", value=float("nan"))
     with pytest.raises(FedelmyError, match=r"E-BUNDLE-NONFINITE.*model/w"):
         north(south).deliver(parcel_of(bad), lambda _: None)
@@ -287,7 +314,8 @@ def test_values_that_are_not_finite_are_refused_and_forgotten(south: South, nort
 
 
 @pytest.mark.parametrize(
-    "metadata", [None, {"format": "pt"}, {KEY: "{}"}, {KEY: "no JSON"}, {KEY: metadata_text(["other"], {})}]
+    "metadata",
+    [None, {"format": "pt"}, {KEY: "{}"}, {KEY: "no JSON"}, {KEY: metadata_text(["other"], {})}],
 )
 def test_what_a_trainer_would_not_read_gets_no_receipt(
     south: South, north: Connect, bundle: Path, tmp_path: Path, metadata: dict[str, str] | None
@@ -295,22 +323,32 @@ def test_what_a_trainer_would_not_read_gets_no_receipt(
     """The right shape and finite values are not enough, and the right bundle is taken afterwards."""
     foreign = tmp_path / "foreign"
     save_file(
-        {"model/w": np.full(300_000, 0.5, np.float32), "model/n": np.array([7], np.int64)}, foreign, metadata=metadata
+        {"model/w": np.full(300_000, 0.5, np.float32), "model/n": np.array([7], np.int64)},
+        foreign,
+        metadata=metadata,
     )
     with pytest.raises(FedelmyError, match="E-BUNDLE-"):
         north(south).deliver(parcel_of(foreign), lambda _: None)
     assert south.partial == [] and south.arrived == []
     assert south.journal.run(RUN).edges[EDGE].state != EdgeState.DONE
-    assert north(south).deliver(parcel_of(bundle), lambda _: None).sha256 == parcel_of(bundle).offer.sha256
+    assert (
+        north(south).deliver(parcel_of(bundle), lambda _: None).sha256
+        == parcel_of(bundle).offer.sha256
+    )
 
 
-def test_a_false_origin_is_refused_before_anything_is_taken(south: South, north: Connect, bundle: Path) -> None:
+def test_a_false_origin_is_refused_before_anything_is_taken(
+    south: South, north: Connect, bundle: Path
+) -> None:
     moved: list[int] = []
     false = Origin(contributors=(StepId("train.1@north"), StepId("train.7@south")))
     with pytest.raises(TransferError, match=r"E-TRANSFER-OFFER.*north.*train\.7@south"):
         north(south).deliver(parcel_of(bundle, origin=false), moved.append)
     assert moved == [] and south.partial == [] and south.arrived == []
-    assert north(south).deliver(parcel_of(bundle), lambda _: None).sha256 == parcel_of(bundle).offer.sha256
+    assert (
+        north(south).deliver(parcel_of(bundle), lambda _: None).sha256
+        == parcel_of(bundle).offer.sha256
+    )
 
 
 def test_a_file_that_is_not_what_was_announced(south: South, north: Connect, bundle: Path) -> None:
@@ -326,7 +364,14 @@ def test_a_file_that_is_not_what_was_announced(south: South, north: Connect, bun
     first = south.inbox.begin(SiteName("north"), parcel.offer)
     assert isinstance(first, int)
     with pytest.raises(TransferError, match="E-TRANSFER-HASH"):
-        south.inbox.receive(SiteName("north"), RUN, EDGE, parcel.offer.sha256, first, iter(blocks_of(bundle)[first:]))
+        south.inbox.receive(
+            SiteName("north"),
+            RUN,
+            EDGE,
+            parcel.offer.sha256,
+            first,
+            iter(blocks_of(bundle)[first:]),
+        )
     assert south.partial == [] and south.arrived == []
 
 
@@ -339,7 +384,9 @@ def test_a_file_that_is_not_what_was_announced(south: South, north: Connect, bun
         (lambda block: replace(block, data=block.data + b"x"), "E-TRANSFER-SIZE"),
     ],
 )
-def test_blocks_that_are_not_right(south: South, bundle: Path, spoil: Callable[[Block], Block], code: str) -> None:
+def test_blocks_that_are_not_right(
+    south: South, bundle: Path, spoil: Callable[[Block], Block], code: str
+) -> None:
     good = blocks_of(bundle)[0]
     offer = parcel_of(bundle).offer
     south.inbox.begin(SiteName("north"), offer)
@@ -359,7 +406,9 @@ def test_a_cancelled_run_takes_nothing(south: South, north: Connect, bundle: Pat
         north(south).deliver(parcel_of(bundle), lambda _: None)
 
 
-def test_an_expired_run_is_revived_by_a_delivery(south: South, north: Connect, bundle: Path) -> None:
+def test_an_expired_run_is_revived_by_a_delivery(
+    south: South, north: Connect, bundle: Path
+) -> None:
     south.journal.set_run(RUN, RunState.EXPIRED)
     north(south).deliver(parcel_of(bundle), lambda _: None)
     assert south.arrived == [RUN]
@@ -380,7 +429,7 @@ def test_a_begin_while_the_bundle_is_being_settled_harms_nothing(
         answers.append(caught.value.code)
         publish(partial, path)
 
-    monkeypatch.setattr("fedelmy_node.daemon.arrival.publish", begin_again_and_publish)
+    monkeypatch.setattr("fedelmy_node.transfer.receiver.publish", begin_again_and_publish)
     south.inbox.begin(north, offer)
     south.inbox.receive(north, RUN, EDGE, offer.sha256, 0, iter(blocks))
     assert answers == ["E-PEER-BUSY"]
@@ -388,14 +437,18 @@ def test_a_begin_while_the_bundle_is_being_settled_harms_nothing(
     assert isinstance(south.inbox.begin(north, offer), Receipt)
 
 
-def test_bundles_that_are_begun_and_given_up_take_the_room_of_one(south: South, tmp_path: Path) -> None:
+def test_bundles_that_are_begun_and_given_up_take_the_room_of_one(
+    south: South, tmp_path: Path
+) -> None:
     """Or a neighbour could fill the disk with beginnings: each digest has a file of its own."""
     for number in range(5):
         bundle = make_bundle(tmp_path / f"{number}.safetensors", value=float(number))
         offer = parcel_of(bundle).offer
         assert south.inbox.begin(SiteName("north"), offer) == 0
         with pytest.raises(TransferError, match="ended before"):
-            south.inbox.receive(SiteName("north"), RUN, EDGE, offer.sha256, 0, iter(blocks_of(bundle)[:-1]))
+            south.inbox.receive(
+                SiteName("north"), RUN, EDGE, offer.sha256, 0, iter(blocks_of(bundle)[:-1])
+            )
         assert len(south.partial) == 1
 
 
@@ -406,7 +459,9 @@ def test_what_an_earlier_process_left_of_another_bundle_is_removed(
     offer = parcel_of(first).offer
     south.inbox.begin(SiteName("north"), offer)
     with pytest.raises(TransferError):
-        south.inbox.receive(SiteName("north"), RUN, EDGE, offer.sha256, 0, iter(blocks_of(first)[:2]))
+        south.inbox.receive(
+            SiteName("north"), RUN, EDGE, offer.sha256, 0, iter(blocks_of(first)[:2])
+        )
     anew = Inbox(south.journal, south.layout, south.arrived.append)
     anew.begin(SiteName("north"), parcel_of(second).offer)
     assert len(south.partial) == 1
@@ -424,15 +479,21 @@ def test_what_was_begun_for_an_older_plan_is_not_taken_for_its_successor(
     plan = replace(compile_plan(federation(), run_id(RUN)), plan_id=new_plan_id())
     payload = signed_slices(plan, None)[SiteName("south")].payload
     known = south.journal.run(RUN).prepared
-    south.journal.add_run(replace(known, payload=payload, slice=read_slice(payload), manifest=()), state)
+    south.journal.add_run(
+        replace(known, payload=payload, slice=read_slice(payload), manifest=()), state
+    )
     with pytest.raises(FedelmyError) as caught:
-        south.inbox.receive(SiteName("north"), RUN, EDGE, parcel.offer.sha256, 0, iter(blocks_of(bundle)))
+        south.inbox.receive(
+            SiteName("north"), RUN, EDGE, parcel.offer.sha256, 0, iter(blocks_of(bundle))
+        )
     assert caught.value.code == "E-TRANSFER-SEQUENCE"
     assert not south.journal.run(RUN).has_received
     assert not south.layout.input(RUN, EDGE).exists()
 
 
-def test_a_plan_that_is_exchanged_while_its_bundle_arrives_gets_none(south: South, bundle: Path) -> None:
+def test_a_plan_that_is_exchanged_while_its_bundle_arrives_gets_none(
+    south: South, bundle: Path
+) -> None:
     south.journal.set_run(RUN, RunState.EXPIRED, code="E-RUN-EXPIRED")
     parcel = parcel_of(bundle)
     south.inbox.begin(SiteName("north"), parcel.offer)
@@ -442,7 +503,9 @@ def test_a_plan_that_is_exchanged_while_its_bundle_arrives_gets_none(south: Sout
 
     def blocks() -> Iterator[Block]:
         yield from blocks_of(bundle)
-        south.journal.add_run(replace(known, payload=payload, slice=read_slice(payload)), RunState.PENDING)
+        south.journal.add_run(
+            replace(known, payload=payload, slice=read_slice(payload)), RunState.PENDING
+        )
 
     with pytest.raises(FedelmyError):
         south.inbox.receive(SiteName("north"), RUN, EDGE, parcel.offer.sha256, 0, blocks())
@@ -460,13 +523,13 @@ def test_who_is_not_believed_any_more_gets_no_receipt(
     south: South, north: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few blocks there are, the sender is looked at once more when all have come."""
-    bundle, complete = make_bundle(tmp_path / "few.safetensors"), Arrival.take
+    bundle, complete = make_bundle(tmp_path / "few.safetensors"), Receiver.take
 
-    def take(arrival: Arrival, lane: int, block: Block) -> None:
+    def take(arrival: Receiver, lane: int, block: Block) -> None:
         complete(arrival, lane, block)
         south.trust = distrusting(south.trust, "north")
 
-    monkeypatch.setattr(Arrival, "take", take)
+    monkeypatch.setattr(Receiver, "take", take)
     with pytest.raises(FedelmyError, match="E-IDENTITY-PIN"):
         north(south).deliver(parcel_of(bundle), lambda _: None)
     assert not south.journal.run(RUN).has_received
@@ -476,7 +539,7 @@ def test_a_receiver_that_is_not_believed_any_more_gets_no_more(
     south: South, bundle: Path, identities: dict[str, Identity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hand-over may take hours, and the receiver's key may be stolen meanwhile."""
-    monkeypatch.setattr(again, "_SECONDS", 0.0)
+    monkeypatch.setattr(authorization, "_RECHECK_SECONDS", 0.0)
     identity, moved = identities["north"], list[int]()
     probed = probe(south.address, identity, expect_role="site")
 

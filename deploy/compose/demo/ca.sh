@@ -1,6 +1,7 @@
 #!/bin/sh
-# The operator's CA: founds the federation, certifies each request as it comes, and ends with the last one. In earnest each
-# fingerprint is compared on the phone before; here only the containers of this file can write to the exchange.
+# The operator's CA: signs each request as it arrives, and exits after the last one. In a real
+# federation, compare each fingerprint on the phone first; here only our containers can write to the
+# exchange.
 set -eu
 trap 'exit 143' TERM INT
 export FEDELMY_CA="$FEDELMY_STATE/federation-ca"

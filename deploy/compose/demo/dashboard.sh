@@ -1,5 +1,5 @@
 #!/bin/sh
-# The dashboard, with a certificate of its own: it could be anywhere.
+# The dashboard, with its own certificate: it could run anywhere.
 set -eu
 . /demo/identity.sh
 certified operator dashboard

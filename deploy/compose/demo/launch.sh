@@ -1,5 +1,5 @@
 #!/bin/sh
-# The operator: waits until every site answers, runs the federation to its end and writes the report.
+# The operator: wait until every site answers, run the federation and write the report.
 set -eu
 . /demo/identity.sh
 certified operator operator
@@ -7,13 +7,13 @@ export FEDELMY_IDENTITY="$FEDELMY_STATE/identity"
 
 child=
 trap 'kill $child; exit 143' TERM INT
-attended() { # a shell that waits in the foreground hears no signal
+attended() { # a shell with a foreground child does not handle signals
     "$@" &
     child=$!
     wait "$child"
 }
 
-# Compose has waited until the sites are healthy; engines that cannot (podman before 4.6) start this at once.
+# Compose waits until the sites are healthy; podman before 4.6 cannot, and starts this at once.
 tries=${TRIES:-120}
 until found=$(fedelmy-launch discover north:50051 2>&1) && [ -w /out ]; do
     tries=$((tries - 1))
@@ -24,8 +24,8 @@ until found=$(fedelmy-launch discover north:50051 2>&1) && [ -w /out ]; do
     sleep 1
 done
 echo "$found"
-# While four trainers load torch at once, a small machine may answer a neighbour too late (exit code 6): nothing has
-# started then, so it is asked again.
+# While four trainers load torch at once, a small machine may answer a neighbour too late (exit code
+# 6). Nothing has started then, so try again.
 for try in 1 2 3; do
     code=0
     attended fedelmy-launch run /demo/federation.toml || code=$?
@@ -33,5 +33,6 @@ for try in 1 2 3; do
         break
     fi
 done
-attended fedelmy-launch report /demo/federation.toml --out /out/report.html || true # a run that failed has one, too
+# A failed run has a report as well.
+attended fedelmy-launch report /demo/federation.toml --out /out/report.html || true
 exit "$code"

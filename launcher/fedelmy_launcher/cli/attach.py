@@ -1,6 +1,6 @@
-"""Following a run on the screen: the one way of `run`, `run --attach` and `status --watch`.
+"""Follow a run on the screen: shared by `run`, `run --attach` and `status --watch`.
 
-Whoever attaches prepares, starts, ends and changes nothing.
+Attaching is read-only.
 """
 
 from __future__ import annotations
@@ -12,26 +12,24 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedelmy_node.domain.errors import EXIT_DETACHED, RunError
 from fedelmy_node.domain.events import AHEAD, RunState
-from fedelmy_node.errors import EXIT_DETACHED, RunError
 
 if TYPE_CHECKING:
-    from fedelmy_launcher.control import Sites
-    from fedelmy_launcher.live.screen import Screen
-    from fedelmy_launcher.progress import RunProgress
+    from fedelmy_launcher.control.sites import Answered, Refusal, Sites
+    from fedelmy_launcher.view.progress import RunProgress
+    from fedelmy_launcher.view.terminal.screen import Screen
     from fedelmy_node.domain.names import RunId, SiteName
-    from fedelmy_node.domain.reports import RunReport
-
-__all__ = ["attach", "follow"]
+    from fedelmy_node.domain.reports import PrepareAnswer, RunReport
 
 
 def attach(sites: Sites, run: RunId, again: list[str], *, file: Path | None, as_json: bool) -> int:
-    """Follow a run that exists to its end, whatever its state; `again` are the arguments that follow it again.
+    """Follow an existing run to its end; `again` is the command line that follows it again.
 
     `file` is the federation file, if one was named.
     """
-    from fedelmy_launcher.discovery import reported_run
-    from fedelmy_launcher.progress import RunProgress
+    from fedelmy_launcher.control.find_run import reported_run
+    from fedelmy_launcher.view.progress import RunProgress
 
     reports, silent, forgotten = _find(sites, run)
     progress = RunProgress(reported_run(run, reports), began_before=True)
@@ -55,9 +53,9 @@ def follow(
     hint: str = "",
     as_json: bool,
 ) -> int:
-    """Begin, if there is something to begin, then follow to the end; `again` follows it again."""
-    from fedelmy_launcher.following import follow_run, show_result
-    from fedelmy_launcher.live.screen import open_screen
+    """Call `begin`, if any, then follow to the end; `again` follows it again."""
+    from fedelmy_launcher.view.terminal.follow import follow_run, show_result
+    from fedelmy_launcher.view.terminal.screen import open_screen
 
     started = False
     try:
@@ -69,29 +67,49 @@ def follow(
                 screen.note(hint)
             follow_run(sites, progress, screen, unmet)
     except KeyboardInterrupt:
-        news = "Detached: the run goes on. Follow" if started else "Interrupted before the run was started. Start"
-        # Sites that have agreed already keep it, and `status` shows it, until it is started, cancelled or expires.
-        rest = "" if started else "\nor, if it is not wanted any more, `fedelmy-launch cancel`."
+        news, rest = "Detached: the run continues. Follow", ""
+        if not started:
+            # Sites that have agreed keep the run until it is started, cancelled or expires.
+            news = "Interrupted before the run was started. Start"
+            rest = "\nor end it with `fedelmy-launch cancel`."
         click.echo(f"\n{news} it with\n  fedelmy-launch {shlex.join(again)}{rest}", err=True)
         return EXIT_DETACHED
     return show_result(progress, asked=begin is not None, as_json=as_json)
 
 
+def show_answer(progress: RunProgress, screen: Screen) -> Answered:
+    """Show the sites' answers to a new run one by one, as they come in."""
+    from fedelmy_launcher.control.sites import Refusal
+
+    def answered(site: SiteName, answer: PrepareAnswer | Refusal, seconds: float) -> None:
+        with progress.lock:
+            if isinstance(answer, Refusal):
+                progress.sites[site].state, text = "refused", f"refused ({answer.error.code})"
+            else:
+                progress.sites[site].state, text = str(answer.state), "is ready"
+            screen.note(f"{site} {text}, answered after {seconds:.0f} s")
+
+    return answered
+
+
 def _unstarted(run: RunId, reports: Iterable[RunReport], file: Path | None) -> str:
-    """What to do about a run that nobody has started; empty if it has begun or ended anywhere."""
+    """How to start a run that is only prepared; empty if it has started or ended anywhere."""
     states = [report.state for report in reports]
     if not set(states) <= set(AHEAD):
         return ""
-    command = f"fedelmy-launch {shlex.join(['run', str(file) if file else 'FEDERATION', '--run', run])}"
+    arguments = ["run", str(file) if file else "FEDERATION", "--run", run]
+    command = f"fedelmy-launch {shlex.join(arguments)}"
     pending = states.count(RunState.PENDING)
-    waits = f" ({pending} of {len(states)} sites wait for their administrators)" if pending else ""
+    waits = f" ({pending} of {len(states)} sites are waiting for approval)" if pending else ""
     return f"run {run} is prepared, but was not started{waits}; start it with `{command}`"
 
 
-def _find(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], set[SiteName], set[SiteName]]:
-    """Who reports the run, who does not answer, and who does not know it; somebody must know it."""
-    from fedelmy_launcher.control import ASK_AGAIN, OTHER_RUNS, refused
-    from fedelmy_launcher.discovery import discover
+def _find(
+    sites: Sites, run: RunId
+) -> tuple[dict[SiteName, RunReport], set[SiteName], set[SiteName]]:
+    """The reports, the sites that do not answer, and those that do not know the run."""
+    from fedelmy_launcher.control.find_run import discover
+    from fedelmy_launcher.control.sites import ASK_AGAIN, OTHER_RUNS, refused
 
     reports, refusals = discover(sites, run)
     unknown = {refusal.site for refusal in refusals if refusal.error.code == "E-RUN-UNKNOWN"}
@@ -99,6 +117,8 @@ def _find(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], set[Site
     if not reports:
         if not unknown:
             raise refused(refusals, ASK_AGAIN)
-        unheard = f"; no answer from {', '.join(refusal.site for refusal in others)}" if others else ""
-        raise RunError("E-RUN-UNKNOWN", f"{', '.join(sorted(unknown))} know no run {run!r}{unheard}", hint=OTHER_RUNS)
+        message = f"run {run!r} not found at {', '.join(sorted(unknown))}"
+        if others:
+            message += f"; no answer from {', '.join(refusal.site for refusal in others)}"
+        raise RunError("E-RUN-UNKNOWN", message, hint=OTHER_RUNS)
     return reports, {refusal.site for refusal in others}, unknown

@@ -1,4 +1,4 @@
-"""`fedelmy-launch ca`: found a federation, and certify its sites."""
+"""`fedelmy-launch ca`: create a federation and certify its sites."""
 
 from __future__ import annotations
 
@@ -10,30 +10,35 @@ from typing import Any, Literal
 
 import click
 
-from fedelmy_launcher.cli.options import json_option
-from fedelmy_node.cli.frame import emit_json
-
-__all__ = ["ca"]
+from fedelmy_launcher.cli.options import DIRECTORY, FILE, json_option
+from fedelmy_node.cli.app import emit_json
 
 _DEFAULT = Path("federation-ca")
-_REASONS = ("unspecified", "key-compromise", "superseded", "cessation-of-operation", "affiliation-changed")
-"""Words of X.509, for people who read the list."""
+_REASONS = (
+    *("unspecified", "key-compromise", "superseded"),
+    *("cessation-of-operation", "affiliation-changed"),
+)
+"""Reason codes of X.509."""
+_DAYS = click.IntRange(min=1)
+_OUT_FILE = "File to write.  [default: NAME.ROLE.pem]"
+_KEY = "Only certificates for the key with this fingerprint. Repeatable."
+_SERIAL = "Only this certificate (see `ca list`). Repeatable."
 
 _directory = click.option(
     "--dir",
     "directory",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=DIRECTORY,
     default=_DEFAULT,
     envvar="FEDELMY_CA",
     show_default=True,
     show_envvar=True,
-    help="Where the CA is kept. Guard it: its key can name anybody a site.",
+    help="Directory of the CA. Keep it secret: its key can certify anyone as a site.",
 )
 
 
 @click.group()
 def ca() -> None:
-    """The federation's certificates.
+    """Manage the federation's certificates.
 
     \b
     Examples:
@@ -46,17 +51,17 @@ def ca() -> None:
 
 @ca.command("init")
 @_directory
-@click.option("--operator", default="operator", show_default=True, help="Name of the operator who founds it.")
+@click.option("--operator", default="operator", show_default=True, help="Name of the operator.")
 @json_option
 def init(directory: Path, operator: str, as_json: bool) -> None:
-    """Make the CA of a new federation, and an identity for its operator.
+    """Create the CA of a new federation and an identity for its operator.
 
     \b
     Examples:
       fedelmy-launch ca init
       fedelmy-launch ca init --dir /secure/study-7 --operator alice
     """
-    from fedelmy_launcher import authority
+    from fedelmy_launcher.ca import authority
 
     signed = authority.init(directory, operator)
     _show(
@@ -67,10 +72,12 @@ def init(directory: Path, operator: str, as_json: bool) -> None:
             "fingerprint": signed.fingerprint,
             "not_after": signed.not_after.isoformat(),
         },
-        f"CA made in {directory}; operator {signed.subject.name}, valid until {signed.not_after:%Y-%m-%d}.\n"
+        f"Created a CA in {directory}; operator {signed.subject.name},"
+        f" valid until {signed.not_after:%Y-%m-%d}.\n"
         f"Keep {directory} private and backed up.\n\n"
-        "Next: every site runs `fedelmy-node identity init --site NAME` and sends you its request;\n"
-        f"      you run `fedelmy-launch ca sign REQUEST{_named(directory)}` on each.",
+        "Next: every site runs `fedelmy-node identity init --site NAME` and sends you its"
+        " request;\n"
+        f"      you run `fedelmy-launch ca sign REQUEST{_dir_option(directory)}` on each.",
         as_json,
     )
 
@@ -78,48 +85,45 @@ def init(directory: Path, operator: str, as_json: bool) -> None:
 @ca.command("sign")
 @click.argument("request", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_directory
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  [default: NAME.ROLE.pem]")
-@click.option("--days", type=click.IntRange(min=1), default=825, show_default=True, help="How long it is valid.")
-@click.option("--operator", "for_operator", is_flag=True, help="Certify another operator, not a site.")
-@click.option("--replace", is_flag=True, help="Allow a new key for a name that was certified before.")
+@click.option("--out", type=FILE, help=_OUT_FILE)
+@click.option("--days", type=_DAYS, default=825, show_default=True, help="Validity in days.")
+@click.option("--operator", "for_operator", is_flag=True, help="Certify an operator, not a site.")
+@click.option("--replace", is_flag=True, help="Allow a new key for a name certified before.")
 @click.option("--yes", is_flag=True, help="The fingerprint was compared; do not ask.")
 @json_option
 def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **options: Any) -> None:
     """Certify the key of a site.
 
-    Compare the fingerprint with the site on the phone first: it is all that tells the site's request from an
-    impostor's. The same request may be signed again for a renewal.
+    First compare the fingerprint with the site by phone: only that tells its request from an
+    impostor's. Sign the same request again to renew a certificate.
 
     \b
     Examples:
       fedelmy-launch ca sign north.csr
       fedelmy-launch ca sign north.csr --yes --out certificates/north.pem
-      fedelmy-launch ca sign north-2.csr --replace      (north has made a new key)
+      fedelmy-launch ca sign north-2.csr --replace      (north made a new key)
       fedelmy-launch ca sign alice.csr --operator
     """
-    from fedelmy_launcher import authority
+    from fedelmy_launcher.ca import authority
+    from fedelmy_node.identity.requests import read_request
 
-    asked = authority.read_request(request)
+    asked = read_request(request)
     role: Literal["site", "operator"] = "operator" if options["for_operator"] else "site"
     if not options["yes"]:
         _confirm(str(asked.subject), asked.fingerprint)
-    signed = authority.sign(
-        directory,
-        request,
-        out or Path(f"{asked.subject.name}.{asked.subject.role}.pem"),
-        days=options["days"],
-        role=role,
-        replace=options["replace"],
-    )
+    out = out or Path(f"{asked.subject.name}.{asked.subject.role}.pem")
+    days, replace = options["days"], options["replace"]
+    signed = authority.sign(directory, request, out, days=days, role=role, replace=replace)
     following = (
         f"Next: send {signed.path} back (it is not secret); there,\n"
-        f"      `fedelmy-node identity install {signed.path.name}` takes it in."
+        f"      run `fedelmy-node identity install {signed.path.name}`."
     )
+    revoke = f"fedelmy-launch ca revoke {signed.subject.name}"
+    revoke += " --operator" if role == "operator" else ""
     for old in signed.old_keys:
-        flags = f"{' --operator' if role == 'operator' else ''} --key {old} --reason superseded{_named(directory)}"
         following += (
             f"\n      The key {old} stays valid; once the new one is in use, revoke it:\n"
-            f"      `fedelmy-launch ca revoke {signed.subject.name}{flags}`."
+            f"      `{revoke} --key {old} --reason superseded{_dir_option(directory)}`."
         )
     _show(
         {
@@ -130,7 +134,8 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
             "not_after": signed.not_after.isoformat(),
             "old_keys": list(signed.old_keys),
         },
-        f"Signed for {signed.subject}, valid until {signed.not_after:%Y-%m-%d}: {signed.path}\n\n{following}",
+        f"Signed for {signed.subject}, valid until {signed.not_after:%Y-%m-%d}: {signed.path}\n\n"
+        + following,
         as_json,
     )
 
@@ -139,15 +144,21 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
 @click.argument("name")
 @_directory
 @click.option("--operator", "of_operator", is_flag=True, help="NAME is an operator, not a site.")
-@click.option("--key", "keys", multiple=True, help="Only certificates for the key with this fingerprint. Repeatable.")
-@click.option("--serial", "serials", multiple=True, help="Only this certificate (see `ca list`). Repeatable.")
-@click.option("--reason", type=click.Choice(_REASONS), default=_REASONS[0], show_default=True, help="Why, for people.")
+@click.option("--key", "keys", multiple=True, help=_KEY)
+@click.option("--serial", "serials", multiple=True, help=_SERIAL)
+@click.option(
+    "--reason",
+    type=click.Choice(_REASONS),
+    default=_REASONS[0],
+    show_default=True,
+    help="Reason recorded in the revocation list.",
+)
 @json_option
 def revoke(name: str, directory: Path, of_operator: bool, as_json: bool, **options: Any) -> None:
-    """Revoke the certificates of a site, or of an operator: from now on nobody is to believe them.
+    """Revoke the certificates of a site or an operator.
 
-    Writes the revocation list anew. `fedelmy-launch check` and `run` hand it to every site; a site can also
-    take it in by itself. Sites that have it refuse the holder at once, in the middle of a transfer, too.
+    Rewrites the revocation list. `fedelmy-launch check` and `run` send it to every site; a site can
+    also install it. Sites that have it refuse the holder at once, even in the middle of a transfer.
 
     \b
     Examples:
@@ -156,7 +167,7 @@ def revoke(name: str, directory: Path, of_operator: bool, as_json: bool, **optio
       fedelmy-launch ca revoke north --key 4D0C-9F2E-61B7-33A8-5E10 --reason superseded
       fedelmy-launch ca revoke north --serial 4f2a90c1
     """
-    from fedelmy_launcher import authority
+    from fedelmy_launcher.ca import authority
 
     role: Literal["site", "operator"] = "operator" if of_operator else "site"
     done = authority.revoke(directory, name, role=role, **options)
@@ -170,8 +181,8 @@ def revoke(name: str, directory: Path, of_operator: bool, as_json: bool, **optio
             "path": str(done.path),
         },
         f"Revoked {count} of {done.subject}; list {done.number} is in {done.path}\n\n"
-        "Next: `fedelmy-launch check` hands the list to every site that it reaches;\n"
-        f"      others take it in with `fedelmy-node identity install {done.path.name}` (it is not secret).",
+        "Next: `fedelmy-launch check` sends the list to every site that it reaches;\n"
+        f"      elsewhere, install it with `fedelmy-node identity install {done.path.name}`.",
         as_json,
     )
 
@@ -180,28 +191,26 @@ def revoke(name: str, directory: Path, of_operator: bool, as_json: bool, **optio
 @_directory
 @json_option
 def list_command(directory: Path, as_json: bool) -> None:
-    """Show everything that was signed, oldest first, and what it is worth now.
+    """List all certificates ever signed, oldest first, with their current state.
 
     \b
     Examples:
       fedelmy-launch ca list
       fedelmy-launch ca list --json
     """
-    from fedelmy_launcher import authority
+    from fedelmy_launcher.ca import authority
     from fedelmy_node.config.decode import encode
 
     found = authority.certified(directory)
     if as_json:
-        emit_json(
-            {
-                "certificates": [
-                    {**encode(each.issued), "fingerprint": each.fingerprint, "state": each.state}
-                    | {"days": round(each.days, 1)}
-                    | ({"revoked_at": each.revoked_at, "reason": each.reason} if each.revoked_at else {})
-                    for each in found
-                ]
-            }
-        )
+        rows = []
+        for each in found:
+            row = {**encode(each.issued), "fingerprint": each.fingerprint, "state": each.state}
+            row["days"] = round(each.days, 1)
+            if each.revoked_at:
+                row |= {"revoked_at": each.revoked_at, "reason": each.reason}
+            rows.append(row)
+        emit_json({"certificates": rows})
         return
     for each in found:
         state = {
@@ -210,23 +219,22 @@ def list_command(directory: Path, as_json: bool) -> None:
             "revoked": f"revoked on {(each.revoked_at or '')[:10]} ({each.reason})",
         }[each.state]
         who, serial = f"{each.issued.role}/{each.issued.name}", each.issued.serial[:12]
-        click.echo(f"{who:<24} signed {each.issued.at[:10]}  serial {serial}  key {each.fingerprint}  {state}")
+        dated = f"{who:<24} signed {each.issued.at[:10]}  serial {serial}"
+        click.echo(f"{dated}  key {each.fingerprint}  {state}")
 
 
-def _named(directory: Path) -> str:
-    """The flag that leads to this CA again, if one is needed."""
+def _dir_option(directory: Path) -> str:
+    """The --dir option for this CA, if one is needed."""
     return "" if directory == _DEFAULT or "FEDELMY_CA" in os.environ else f" --dir {directory}"
 
 
 def _confirm(subject: str, fingerprint: str) -> None:
-    from fedelmy_node.errors import ConfigError
+    from fedelmy_node.domain.errors import ConfigError
 
     if not sys.stdin.isatty():
-        raise ConfigError(
-            "E-CONFIG-VALUE",
-            f"the fingerprint {fingerprint} of {subject} must be confirmed, but nobody is at the terminal",
-            hint="Compare it with the site, then sign with --yes.",
-        )
+        message = f"cannot confirm the fingerprint {fingerprint} of {subject} without a terminal"
+        hint = "Compare it with the site, then sign with --yes."
+        raise ConfigError("E-CONFIG-VALUE", message, hint=hint)
     click.echo(f"Request of  {subject}\nFingerprint {fingerprint}", err=True)
     click.confirm("Does the site read you the same fingerprint?", abort=True, err=True)
 

@@ -1,40 +1,25 @@
-"""`fedelmy-launch cancel`: end a run everywhere."""
+"""`fedelmy-launch cancel`: end a run at every site."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from fedelmy_launcher.cli.options import (
-    json_option,
-    load_operator,
-    newest_run,
-    open_sites,
-    operator_options,
-    target_arguments,
-    target_of,
-)
-from fedelmy_node.cli.frame import emit_json
-
-__all__ = ["cancel"]
+from fedelmy_launcher.cli import options
+from fedelmy_node.cli.app import emit_json
 
 
 @click.command()
-@target_arguments
-@click.option("--reason", default="", help="Why; the sites log it.")
-@operator_options
-@json_option
-def cancel(
-    words: tuple[str, ...], run_name: str | None, at: str | None, reason: str, identity: Path, insecure: bool,
-    as_json: bool,
-) -> int:  # fmt: skip
+@options.target_arguments
+@click.option("--reason", default="", help="Reason, logged by the sites.")
+@options.operator_options
+@options.json_option
+def cancel(given: options.Given, reason: str, operator: options.Operator, as_json: bool) -> int:
     """End RUN at every site of FEDERATION (default: federation.toml).
 
-    What was trained stays on the sites' disks. A site that is down hears of it from its neighbours when it is
-    back. Without FEDERATION, --at names any one site of the run.
+    Trained models stay on the sites' disks. A site that is down learns of it from its neighbours
+    when it is back. Without FEDERATION, use --at with any one site of the run.
 
-    Exit code 0: every site was told; otherwise that of the first that could not be.
+    Exit code 0: every site has ended the run; otherwise that of the first problem.
 
     \b
     Examples:
@@ -42,21 +27,22 @@ def cancel(
       fedelmy-launch cancel xray-20270301-120000-4f2a --reason "wrong classes"
       fedelmy-launch cancel xray-20270301-120000-4f2a --at north.example:50051
     """
-    from fedelmy_launcher.discovery import discover
+    from fedelmy_launcher.control.find_run import discover
+    from fedelmy_node.domain.errors import PeerError
     from fedelmy_node.domain.names import run_id
-    from fedelmy_node.errors import PeerError
 
-    target = target_of(words, run_name, at)
-    sites, federation = open_sites(target, load_operator(identity, insecure))
+    target = options.target_of(*given)
+    sites, federation = options.open_sites(target, operator())
     with sites:
-        # Never an older one because the newest was cancelled already: this command is easily given twice.
-        newest, going = (None, None) if target.run else newest_run(sites, federation)
+        # Not the newest active run: this command is easily repeated, and must not end another one.
+        newest, going = (None, None) if target.run else options.newest_run(sites, federation)
         run = newest.run if newest else run_id(target.run or "")
-        reports, _ = discover(sites, run)  # sites that only its neighbours know are told, too
+        reports, _ = discover(sites, run)  # also finds sites that only their neighbours know
         states, refusals = sites.cancel(run, reason, reports)
     if as_json:
         problems = {refusal.site: refusal.error.code for refusal in refusals}
-        emit_json({"run": run, "states": states, "problems": problems, "goes_on": going.run if going else None})
+        goes_on = going.run if going else None
+        emit_json({"run": run, "states": states, "problems": problems, "goes_on": goes_on})
     else:
         click.echo(f"run {run}")
         for site, state in states.items():
@@ -65,9 +51,8 @@ def cancel(
             click.echo(f"  {refusal.site:<16} {refusal.error}\n{'':19}{refusal.error.hint}")
         down = [refusal.site for refusal in refusals if isinstance(refusal.error, PeerError)]
         if states and down:
-            click.echo(
-                f"  Sites that are down ({', '.join(down)}) hear of it from their neighbours when they are back."
-            )
+            names = ", ".join(down)
+            click.echo(f"  Sites that are down ({names}) learn of it when they are back.")
         if going:
-            click.echo(f"  Run {going.run} goes on: name it if it is to end.")
+            click.echo(f"  Run {going.run} is still active; name it to end it.")
     return refusals[0].error.exit_code if refusals else 0

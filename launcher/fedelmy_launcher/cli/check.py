@@ -1,4 +1,4 @@
-"""`fedelmy-launch check`: everything that can be known before a run, without starting one."""
+"""`fedelmy-launch check`: check everything before a run, without starting one."""
 
 from __future__ import annotations
 
@@ -8,47 +8,45 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedelmy_launcher.cli.options import (
-    described_federation,
-    federation_argument,
-    head_option,
-    json_option,
-    load_operator,
-    operator_options,
-)
-from fedelmy_node.cli.frame import emit_json
+from fedelmy_launcher.cli import options
+from fedelmy_node.cli.app import emit_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fedelmy_launcher.checking import Checked, Estimate
-    from fedelmy_node.domain.findings import Finding
+    from fedelmy_launcher.control.checks import Checked, Estimate
+    from fedelmy_node.domain.errors import FedelmyError
     from fedelmy_node.domain.names import SiteName
-    from fedelmy_node.errors import FedelmyError
+    from fedelmy_node.domain.reports import Finding
     from fedelmy_node.identity.keystore import Identity
 
-__all__ = ["check"]
-
 _HANG = 19
-"""Where what is said of a site begins."""
+"""The column where the text about a site begins."""
+_QUICK = "Only ask whether the sites would take part: no checks, no estimate."
 
 
 @click.command()
-@federation_argument
-@head_option
-@operator_options
-@click.option("--quick", is_flag=True, help="Only ask whether the sites would take part: no examinations, no estimate.")
-@click.option("--all", "show_all", is_flag=True, help="Show everything that was found, not only what is wrong.")
-@json_option
+@options.federation_argument
+@options.head_option
+@options.operator_options
+@click.option("--quick", is_flag=True, help=_QUICK)
+@click.option("--all", "show_all", is_flag=True, help="Show all findings, not only problems.")
+@options.json_option
 def check(
-    federation: Path, head: str | None, identity: Path, insecure: bool, quick: bool, show_all: bool, as_json: bool
+    federation: Path,
+    head: str | None,
+    operator: options.Operator,
+    quick: bool,
+    show_all: bool,
+    as_json: bool,
 ) -> int:
     """Ask every site of FEDERATION whether it would take part, and change nothing.
 
-    The way to every site is looked at from here: name, connection, TLS, certificate, versions, clock, speed. Then
-    every site examines itself: certificate, disk, data, device (a few batches are trained), and the way to
-    its neighbours. From that follows how long a run would take.
-    The operator's revocation list, if there is one, is handed to every site first.
+    First the operator's revocation list, if there is one, is sent to every site. Then the
+    connection from here to every site is checked: name, TLS, certificate, versions, clock, speed.
+    Then every site checks itself: certificate, disk, data, device (it trains a few batches), and
+    the connections to its neighbours. The last line estimates how long a run takes.
+
     Exit code 0: a run would start; otherwise that of the first problem.
 
     \b
@@ -57,43 +55,46 @@ def check(
       fedelmy-launch check federation.toml --all
       fedelmy-launch check federation.toml --head north.example:50051 --quick
     """
-    from fedelmy_launcher.checking import check_sites, estimate
-    from fedelmy_launcher.control import Sites, expiry_warnings
-    from fedelmy_launcher.plans import compile_plan, new_run_id
-    from fedelmy_node.cli.findings import finding_json, wrapped
-    from fedelmy_node.cli.patience import Patience
+    from fedelmy_launcher.control.checks import check_sites, estimate
+    from fedelmy_launcher.control.sites import Sites, expiry_warnings
+    from fedelmy_launcher.plans.compiler import compile_plan, new_run_id
+    from fedelmy_node.cli.finding_lines import finding_json, wrapped
+    from fedelmy_node.cli.progress_line import ProgressLine
     from fedelmy_node.domain.events import RunState
 
-    described = described_federation(federation, head, lambda: load_operator(identity, insecure))
+    described = options.described_federation(federation, head, operator)
     plan = compile_plan(described, new_run_id(described))
-    with Sites(described, load_operator(identity, insecure)) as sites, Patience(quiet=as_json) as patience:
-        numbers = sites.bring_lists()
-        checked = check_sites(sites, plan, quick=quick, doing=patience.doing)
+    with Sites(described, operator()) as sites, ProgressLine(quiet=as_json) as progress:
+        numbers = sites.send_revocations()
+        checked = check_sites(sites, plan, quick=quick, doing=progress.show)
     nodes, answers, refusals = checked.nodes, checked.answers, checked.refusals
     reports = {site: dict(answer.report) for site, answer in answers.items()}
     approving = [site for site, answer in answers.items() if answer.state == RunState.PENDING]
-    warnings = _warnings(checked)
-    warnings += expiry_warnings(sites.identity, nodes.values()) + _newer_lists(sites.identity, numbers)
+    warnings = _warnings(checked) + expiry_warnings(sites.identity, nodes.values())
+    warnings += _newer_lists(sites.identity, numbers)
     problems = {refusal.site: refusal.error for refusal in refusals}
     size = max((int(report.get("bundle_bytes", 0)) for report in reports.values()), default=0)
-    expected = None if quick or problems else estimate(plan, checked.findings, size)
+    expected = None
+    if not quick and not problems:
+        loading, asking = checked.loading_seconds, checked.asking_seconds
+        expected = estimate(
+            plan, checked.findings, size, loading_seconds=loading, asking_seconds=asking
+        )
     if as_json:
+        found_json = {s: [finding_json(f) for f in fs] for s, fs in checked.findings.items()}
         emit_json(
             {
                 "ready": not problems,
                 "sites": reports,
                 "approval": approving,
-                "problems": {s: {"code": e.code, "message": e.message, "hint": e.hint} for s, e in problems.items()},
+                "problems": {site: options.problem_json(error) for site, error in problems.items()},
                 "warnings": warnings,
-                "findings": {site: [finding_json(f) for f in found] for site, found in checked.findings.items()},
-                "estimate": expected and {
-                    "seconds": expected.seconds, "training_seconds": expected.training_seconds,
-                    "transfer_seconds": expected.transfer_seconds, "unknown": list(expected.unknown),
-                },
+                "findings": found_json,
+                "estimate": expected and _estimate_json(expected),
             }
-        )  # fmt: skip
+        )
     else:
-        told: set[str] = set()
+        shown: set[str] = set()
         for member in described.members:
             found = checked.findings.get(member.name, ())
             error = problems.get(member.name)
@@ -101,7 +102,7 @@ def check(
                 _show_problem(member.name, error, answered=member.name in nodes)
             else:
                 _show_ready(member.name, reports.get(member.name), member.name in approving)
-            _show_findings(found, error, show_all, told)
+            _show_findings(found, error, show_all, shown)
         for warning in warnings:
             click.echo("\n           ".join(wrapped(f"  warning: {warning}", 11)))
         if expected is not None:
@@ -110,7 +111,7 @@ def check(
 
 
 def _show_problem(site: SiteName, error: FedelmyError, *, answered: bool) -> None:
-    from fedelmy_node.cli.findings import wrapped
+    from fedelmy_node.cli.finding_lines import wrapped
 
     verdict = "refused" if answered else "no answer"
     first, *others = wrapped(f"{verdict}  {error}", _HANG)
@@ -120,51 +121,71 @@ def _show_problem(site: SiteName, error: FedelmyError, *, answered: bool) -> Non
 
 
 def _show_ready(site: SiteName, report: dict[str, Any] | None, approving: bool) -> None:
-    from fedelmy_node.cli.findings import wrapped
+    from fedelmy_node.cli.finding_lines import wrapped
 
     if report is None:
-        click.echo(f"  {site:<16} reached, but not asked further")
+        click.echo(f"  {site:<16} reachable, but not asked")
         return
     first, *others = wrapped(_counts(report), _HANG + 9)
     click.echo(f"  {site:<16} {click.style('ready', fg='green')}    {first}")
     for line in others:
         click.echo(f"{'':{_HANG + 9}}{line}")
     if approving:
-        click.echo(f"{'':19}its administrator has to approve every run (fedelmy-node runs approve RUN)")
+        text = "its administrator has to approve every run (fedelmy-node runs approve RUN)"
+        click.echo(f"{'':{_HANG}}{text}")
 
 
-def _show_findings(findings: Sequence[Finding], error: FedelmyError | None, show_all: bool, told: set[str]) -> None:
-    """What is wrong, or everything; the reason of a refusal was told already, and advice is told once."""
-    from fedelmy_node.cli.findings import finding_lines, summary_line
+def _show_findings(
+    findings: Sequence[Finding], error: FedelmyError | None, show_all: bool, shown: set[str]
+) -> None:
+    """Print the problems, or all findings; a repeated fix is abbreviated."""
+    from fedelmy_node.cli.finding_lines import finding_lines, summary_line
 
-    new = [f for f in findings if error is None or f.verdict != "failure" or f.message not in error.message]
-    for finding in findings if show_all else (finding for finding in new if finding.verdict != "ok"):
-        label = f"{finding.subject}:" if finding.check in finding.subject else f"{finding.subject}, {finding.check}:"
-        shown = replace(finding, fix="as above") if finding.fix in told else finding
-        told |= {finding.fix} - {""}
-        for line in finding_lines(shown, indent=4, label=label):
+    # The reason for a refusal was printed already.
+    known = error.message if error else ""
+    new = [f for f in findings if not known or f.verdict != "failure" or f.message not in known]
+    for finding in findings if show_all else [each for each in new if each.verdict != "ok"]:
+        subject, check_name = finding.subject, finding.check
+        label = f"{subject}:" if check_name in subject else f"{subject}, {check_name}:"
+        short = replace(finding, fix="as above") if finding.fix in shown else finding
+        shown |= {finding.fix} - {""}
+        for line in finding_lines(short, indent=4, label=label):
             click.echo(line)
     if new and not show_all:
         click.echo(f"    {summary_line(findings)}")
 
 
-def _show_estimate(expected: Estimate) -> None:
-    from fedelmy_node.daemon.examination.work import duration_text
+def _estimate_json(expected: Estimate) -> dict[str, Any]:
+    keys = ("seconds", "training_seconds", "transfer_seconds")
+    return {key: getattr(expected, key) for key in keys} | {"unknown": list(expected.unknown)}
 
-    if expected.seconds == 0:
+
+def _show_estimate(expected: Estimate) -> None:
+    from fedelmy_node.ops.doctor.training_checks import duration_text
+
+    if expected.training_seconds == 0:
         return
+    training, transfer, waiting = (
+        duration_text(seconds)
+        for seconds in (
+            expected.training_seconds,
+            expected.transfer_seconds,
+            expected.waiting_seconds,
+        )
+    )
     without = f", without {', '.join(expected.unknown)}" if expected.unknown else ""
     click.echo(
-        f"  A run takes about {duration_text(expected.seconds)}{without}:"
-        f" training {duration_text(expected.training_seconds)}, hand-overs {duration_text(expected.transfer_seconds)}."
+        f"  A run takes about {duration_text(expected.seconds)}{without}: training {training},"
+        f" hand-overs {transfer}, asking the sites and loading data {waiting}."
     )
 
 
 def _newer_lists(identity: Identity | None, numbers: Mapping[SiteName, int]) -> list[str]:
-    """Sites that know of revocations that this operator does not."""
+    """Warnings about sites with a newer revocation list than this operator's."""
     own = identity.trust.lists[0].number if identity and identity.trust.lists else 0
     return [
-        f"{site} has a newer revocation list ({number}) than this operator ({own}): ask whoever keeps the CA for it"
+        f"{site} has a newer revocation list ({number}) than this operator ({own}):"
+        " get it from the keeper of the CA"
         for site, number in numbers.items()
         if number > own
     ]
@@ -173,31 +194,35 @@ def _newer_lists(identity: Identity | None, numbers: Mapping[SiteName, int]) -> 
 def _counts(report: dict[str, Any]) -> str:
     sizes = report.get("samples")
     text = "does not disclose how many samples it has"
-    if sizes:
-        words = {"train": "training", "validation": "validation", "test": "test"}  # of which a site may tell some
-        text = ", ".join(f"{sizes[part]} {word}" for part, word in words.items() if part in sizes) + " samples"
+    if sizes:  # a site may disclose only some of them
+        names = {"train": "training", "validation": "validation", "test": "test"}
+        parts = (f"{sizes[part]} {name}" for part, name in names.items() if part in sizes)
+        text = f"{', '.join(parts)} samples"
     missing = report.get("missing_classes")
     return text + (f"; has no {', '.join(missing)}" if missing else "")
 
 
 def _warnings(checked: Checked) -> list[str]:
-    """What would not stop a run but should be known: equal bytes need equal torch, packages and CPU capability."""
+    """Differences between the sites: equal bytes need equal torch, packages and CPU capability."""
     nodes, reports = checked.nodes.values(), [answer.report for answer in checked.answers.values()]
     warnings = []
-    for name, values in (
-        ("versions of fedelmy", {node.version for node in nodes}),
-        ("versions of torch", {node.torch for node in nodes}),
-        ("packages", {" and ".join(report.get("packages", [])) or "none" for report in reports if report}),
-        ("CPU capabilities", {report["cpu_capability"] for report in reports if "cpu_capability" in report}),
-    ):
+    for name, values in {
+        "versions of fedelmy": {node.version for node in nodes},
+        "versions of torch": {node.torch for node in nodes},
+        "packages": {" and ".join(each.get("packages", [])) or "none" for each in reports if each},
+        "CPU capabilities": {
+            each["cpu_capability"] for each in reports if "cpu_capability" in each
+        },
+    }.items():
         if len(values) > 1:
             warnings.append(f"the sites have different {name}: {', '.join(sorted(values))}")
     older = sorted(node.site for node in nodes if not node.names_plans)
     if older:
         warnings.append(
-            f"{', '.join(older)}: older software, which does not tell plans of one name apart;"
-            " give every run there a name of its own, and have it upgraded"
+            f"{', '.join(older)}: older software, which confuses runs of the same name;"
+            " use a new name for every run, and upgrade it"
         )
     if checked.skewed:
-        warnings.append(f"the clocks of {', '.join(checked.skewed)} differ from this machine's by more than 30 s")
+        names = ", ".join(checked.skewed)
+        warnings.append(f"the clocks of {names} differ from this machine's by more than 30 s")
     return warnings

@@ -1,4 +1,4 @@
-"""`fedelmy-launch demo`: the product in about a minute."""
+"""`fedelmy-launch demo`: four sites on one machine, in about a minute."""
 
 from __future__ import annotations
 
@@ -10,46 +10,50 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedelmy_launcher.cli.options import json_option
-from fedelmy_node.cli.frame import emit_json
+from fedelmy_launcher.cli.options import DIRECTORY, json_option
+from fedelmy_node.cli.app import emit_json
 
 if TYPE_CHECKING:
-    from fedelmy_launcher.demo import DemoSite
+    from fedelmy_launcher.control.demo_sites import DemoSite
     from fedelmy_node.domain.federation import Federation
-
-__all__ = ["demo"]
 
 
 @click.command()
 @click.option(
     "--dir",
     "directory",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=DIRECTORY,
     default=Path("fedelmy-demo"),
     show_default=True,
-    help="Where everything goes; an earlier demo there is replaced.",
+    help="Directory for all files; replaces an earlier demo there.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the shards and of the training.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of the shards and of the training.",
+)
 @json_option
 def demo(directory: Path, seed: int, as_json: bool) -> int:
-    """Four real sites on this machine train one model over mutually authenticated gRPC.
+    """Train one model at four real sites on this machine, over mutually authenticated gRPC.
 
-    Every site is a daemon with a key of its own, a Dirichlet(0.5) shard of scikit-learn's digits and a
-    state directory. Nothing is downloaded; everything is in --dir afterwards.
+    Every site is a daemon with its own key, state directory and Dirichlet(0.5) shard of
+    scikit-learn's digits. Nothing is downloaded; all files are in --dir.
 
     \b
     Examples:
       fedelmy-launch demo
       fedelmy-launch demo --seed 7 --json | tail -1
     """
-    from fedelmy_launcher.control import Sites, prepare_run, start_run
-    from fedelmy_launcher.demo import Daemons, DemoFederation, prepare_directory
-    from fedelmy_launcher.federation_file import load_federation
-    from fedelmy_launcher.following import follow_run
-    from fedelmy_launcher.history.gathering import gather_history
-    from fedelmy_launcher.live.screen import open_screen
-    from fedelmy_launcher.plans import compile_plan, new_run_id
-    from fedelmy_launcher.progress import RunProgress
+    from fedelmy_launcher.cli.attach import show_answer
+    from fedelmy_launcher.control.demo_sites import Daemons, DemoFederation, prepare_directory
+    from fedelmy_launcher.control.sites import Sites, prepare_run, start_run
+    from fedelmy_launcher.plans.compiler import compile_plan, load_federation, new_run_id
+    from fedelmy_launcher.view.history.gather import gather_history
+    from fedelmy_launcher.view.progress import RunProgress
+    from fedelmy_launcher.view.terminal.follow import follow_run
+    from fedelmy_launcher.view.terminal.screen import open_screen
     from fedelmy_node.identity import keystore
 
     def say(text: str) -> None:
@@ -57,9 +61,10 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
             click.echo(text)
 
     if prepare_directory(directory):
-        say(f"     the earlier demo in {directory} is replaced")
+        say(f"     replaced the earlier demo in {directory}")
     federation = DemoFederation(directory.absolute(), seed)
-    say(f"1/4  keys, certificates and Dirichlet(0.5) shards for {len(federation.sites)} sites in {directory}")
+    count = len(federation.sites)
+    say(f"1/4  keys, certificates and Dirichlet(0.5) shards for {count} sites in {directory}")
     federation.make()
     with Daemons(federation) as daemons:
         say("2/4  starting one node per site")
@@ -72,24 +77,30 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
             Sites(described, keystore.load(federation.operator)) as sites,
             open_screen(progress, as_json=as_json) as screen,
         ):
-            start_run(sites, plan.run, prepare_run(sites, plan))
+            answered = None if as_json else show_answer(progress, screen)
+            start_run(sites, plan.run, prepare_run(sites, plan, answered))
             follow_run(sites, progress, screen)
             history, _, _ = gather_history(sites, plan.run)
-        say("4/4  for comparison, every site on its own (in simulation, same settings, same test data)")
+        say("4/4  for comparison, every site alone (simulated with equal settings and test data)")
         model = directory / "sites" / federation.sites[-1].name / "model.safetensors"
         with _exporting(federation.sites[-1], model):
             alone = _alone(described, directory.absolute() / "alone")
-    files = {"model": str(model), "report": str(directory / "report.json"), "page": str(directory / "report.html")}
+    files = {
+        "model": str(model),
+        "report": str(directory / "report.json"),
+        "page": str(directory / "report.html"),
+    }
     return _conclude(progress.result(), history.encoded(), alone, files, as_json=as_json)
 
 
 @contextmanager
 def _exporting(site: DemoSite, model: Path) -> Iterator[None]:
-    """Meanwhile, a site exports what it received, as its administrator would; the launcher never sees it."""
-    from fedelmy_node.errors import InternalError
+    """Meanwhile export the model at a site, as its administrator would."""
+    from fedelmy_node.domain.errors import InternalError
 
     command = site.command("model", "export", "--out", str(model.absolute()))
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as exporting:
+    out, err = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, stdout=out, stderr=err, text=True) as exporting:
         yield
         _, problem = exporting.communicate()
     if exporting.returncode:
@@ -97,11 +108,11 @@ def _exporting(site: DemoSite, model: Path) -> Iterator[None]:
 
 
 def _alone(federation: Federation, directory: Path) -> dict[str, float]:
-    """Per site: the accuracy, on the test data of all sites, of a one-site federation's model."""
+    """The accuracy of each site's own model on the test data of all sites."""
     from dataclasses import replace
 
-    from fedelmy_launcher.plans import compile_plan, new_run_id
-    from fedelmy_launcher.simulate import Simulation, data_of
+    from fedelmy_launcher.plans.compiler import compile_plan, new_run_id
+    from fedelmy_launcher.simulate.simulation import Simulation, data_of
 
     accuracies: dict[str, float] = {}
     data = data_of(federation)
@@ -111,49 +122,62 @@ def _alone(federation: Federation, directory: Path) -> dict[str, float]:
         simulation.run()
         bundle = simulation.bundle(plan.steps[0].id)
         results = [simulation.evaluate(bundle, site) for site in data]
-        accuracies[member.name] = sum(r["correct"] for r in results) / sum(r["samples"] for r in results)
+        correct, samples = (sum(r[key] for r in results) for key in ("correct", "samples"))
+        accuracies[member.name] = correct / samples
     return accuracies
 
 
 def _conclude(
-    result: dict[str, Any], history: dict[str, Any], alone: dict[str, float], files: dict[str, str], *, as_json: bool
+    result: dict[str, Any],
+    history: dict[str, Any],
+    alone: dict[str, float],
+    files: dict[str, str],
+    *,
+    as_json: bool,
 ) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from fedelmy_launcher.report.page import write_report
-    from fedelmy_node.domain.narration import bytes_text, percent
+    from fedelmy_launcher.view.report.page import write_report
+    from fedelmy_node.domain.text import bytes_text, percent
 
     best = max(alone, key=lambda site: alone[site])
     hops = len(result["sites"]) - 1
     extra = {
-        "alone": alone, "best_alone": {"site": best, "accuracy": alone[best]},
-        "paper_bytes": hops * result["bundle_bytes"], **files,
-    }  # fmt: skip
+        "alone": alone,
+        "best_alone": {"site": best, "accuracy": alone[best]},
+        "paper_bytes": hops * result["bundle_bytes"],
+        **files,
+    }
     result |= extra
     write_report(history | extra, Path(files["page"]), Path(files["report"]))
     if as_json:
         emit_json(result)
         return 0
     sites = Table(title="What the sites did", title_justify="left", header_style="bold")
-    for name in ("site", "state", "trained", "sent", "its test samples", "of these right"):
+    for name in ("site", "state", "trained", "sent", "its test samples", "correct"):
         sites.add_column(name, justify="left" if name in ("site", "state") else "right")
     for site in result["sites"]:
         trained, sent = f"{site['training_seconds']:.1f} s", bytes_text(site["bytes_sent"])
-        sites.add_row(site["name"], site["state"], trained, sent, str(site["samples"]), percent(site["accuracy"]))
-    title = f"Right on the {result['samples']} test samples of all sites"
+        tested = (str(site["samples"]), percent(site["accuracy"]))
+        sites.add_row(site["name"], site["state"], trained, sent, *tested)
+    title = f"Correct on the {result['samples']} test samples of all sites"
     compared = Table(title=title, title_justify="left", header_style="bold")
     for name in ("the chain", *(f"{site} alone" for site in alone)):
         compared.add_column(name, justify="right")
-    compared.add_row(percent(result["accuracy"]), *(percent(accuracy) for accuracy in alone.values()))
+    compared.add_row(percent(result["accuracy"]), *map(percent, alone.values()))
     console = Console()
     console.print(sites)
     console.print(compared)
-    click.echo(f"accuracy    {percent(result['accuracy'])} on the {result['samples']} test samples of all sites;"
-               f" the best site alone ({best}) reaches {percent(alone[best])}")  # fmt: skip
-    click.echo(f"bytes sent  {result['bytes_sent']} between sites; the paper's (N-1)*M is"
-               f" {hops} * {result['bundle_bytes']} = {hops * result['bundle_bytes']}")  # fmt: skip
+    click.echo(
+        f"accuracy    {percent(result['accuracy'])} on the {result['samples']} test samples of all"
+        f" sites; the best site alone ({best}) reaches {percent(alone[best])}"
+    )
+    click.echo(
+        f"bytes sent  {result['bytes_sent']} between sites; the paper's (N-1)*M is"
+        f" {hops} * {result['bundle_bytes']} = {hops * result['bundle_bytes']}"
+    )
     click.echo(f"time        {result['seconds']:.1f} s for the run")
     click.echo(f"model       {files['model']}")
-    click.echo(f"report      {files['page']}, and for machines {files['report']}")
+    click.echo(f"report      {files['page']}, and as JSON {files['report']}")
     return 0

@@ -1,28 +1,24 @@
-"""`fedelmy-launch discover`: the chain that the sites form by their --peer."""
+"""`fedelmy-launch discover`: find the chain that the sites form with --peer."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from fedelmy_launcher.cli.options import json_option, load_operator, operator_options
-from fedelmy_node.cli.frame import emit_json
-
-__all__ = ["discover"]
+from fedelmy_launcher.cli.options import Operator, json_option, operator_options
+from fedelmy_node.cli.app import emit_json
 
 
 @click.command()
 @click.argument("head", metavar="HOST:PORT")
-@click.option("--toml", "as_toml", is_flag=True, help="Print the [[sites]] tables for federation.toml.")
+@click.option("--toml", "as_toml", is_flag=True, help="Print [[sites]] tables for federation.toml.")
 @operator_options
 @json_option
-def discover(head: str, as_toml: bool, identity: Path, insecure: bool, as_json: bool) -> None:
-    """Walk the chain of sites from the first one, at HOST:PORT: each is asked for its --peer.
+def discover(head: str, as_toml: bool, operator: Operator, as_json: bool) -> None:
+    """Follow the chain of sites from the first one, at HOST:PORT, by their --peer.
 
-    Every site must name at most one peer; the last one names none. Addresses are those that the sites use for each
-    other, so this machine must reach them, too. Where a site advertises another one (--advertise) and answers there,
-    that one is taken.
+    Every site must have one --peer; the last one has none. The addresses are those that the sites
+    use for each other, so this machine must reach them, too. If a site answers at the address that
+    it advertises (--advertise), that one is used.
 
     \b
     Examples:
@@ -30,11 +26,11 @@ def discover(head: str, as_toml: bool, identity: Path, insecure: bool, as_json: 
       fedelmy-launch discover north.example:50051 --toml >> federation.toml
       fedelmy-launch run federation.toml --head north.example:50051
     """
-    from fedelmy_launcher.chain import walk
+    from fedelmy_launcher.plans.discovery import walk
     from fedelmy_node.domain.names import address
-    from fedelmy_node.domain.texts import clean
+    from fedelmy_node.domain.text import clean
 
-    chain = walk(address(head), load_operator(identity, insecure))
+    chain = walk(address(head), operator())
     if as_json:
         keys = ("site", "version", "device", "data", "torch")
         sites = [
@@ -50,8 +46,9 @@ def discover(head: str, as_toml: bool, identity: Path, insecure: bool, as_json: 
         click.echo(f"  {'site':<16} {'address':<28} {'data':<14} {'device':<8} version")
         for link in chain:
             node = link.node
-            data, device, version = (clean(text, 40) or "-" for text in (node.data, node.device, node.version))
+            texts = (node.data, node.device, node.version)
+            data, device, version = (clean(text, 40) or "-" for text in texts)
             click.echo(f"  {link.site:<16} {link.address:<28} {data:<14} {device:<8} {version}")
     for link in chain:
         if link.doubt and not as_json:
-            click.echo(f"warning: {link.site} is taken to be at {link.address}: {link.doubt}", err=True)
+            click.echo(f"warning: using {link.address} for {link.site}: {link.doubt}", err=True)

@@ -1,4 +1,4 @@
-"""`fedelmy-launch experiment`: a grid of federations and seeds, as a table."""
+"""`fedelmy-launch experiment`: compute a grid of federations and seeds, as a table."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedelmy_launcher.cli.options import check_code, code_option, json_option, load_operator, operator_options
-from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.errors import EXIT_DETACHED, ConfigError
+from fedelmy_launcher.cli import options
+from fedelmy_node.cli.app import emit_json
+from fedelmy_node.domain.errors import EXIT_DETACHED, ConfigError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from fedelmy_launcher.experiments.federations import Prepared
+    from fedelmy_launcher.experiments.cells import Prepared
     from fedelmy_launcher.experiments.grid import Cell
-    from fedelmy_launcher.experiments.news import News
     from fedelmy_launcher.experiments.results import Results
     from fedelmy_launcher.experiments.session import Session
-    from fedelmy_node.errors import FedelmyError
+    from fedelmy_launcher.experiments.worker_pool import News
+    from fedelmy_node.domain.errors import FedelmyError
     from fedelmy_node.identity.keystore import Identity
 
-__all__ = ["experiment"]
+
+_SETTING = "A setting of the file, such as full.  [default: small if there is one]"
+_DATA = "The source of a data set. Repeatable."
+_OUT = "Directory for results, table and plots.  [default: results/EXPERIMENT-SETTING]"
+_COLUMN = "Only this column or group. Repeatable."
+_CHANGES = "Another value in all cells. Repeatable."
+_JOBS = "Parallel processes.  [default: cores / training.threads]"
+_NODES = "Run the cells on the real nodes of this federation file, with their own data."
 
 
 def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -35,75 +42,85 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
     from fedelmy_launcher.experiments import experiments
 
     known = [CompletionItem(name, help=entry.title) for name, entry in experiments().items()]
-    return [item for item in known if item.value.startswith(incomplete)] or [CompletionItem(incomplete, type="file")]
+    found = [item for item in known if item.value.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
 
 
 @click.command()
 @click.argument("name", metavar="EXPERIMENT", shell_complete=_names)
-@click.option("--setting", help="Which of the file's settings: full, or another one.  [default: small if there is one]")
-@click.option("--data", multiple=True, metavar="NAME=KIND[:PATH]", help="Where a data set is. Repeatable.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where results, table and plots go.  [default: results/EXPERIMENT-SETTING]",
-)
+@click.option("--setting", help=_SETTING)
+@click.option("--data", multiple=True, metavar="NAME=KIND[:PATH]", help=_DATA)
+@click.option("--out", type=options.DIRECTORY, help=_OUT)
 @click.option("--only", multiple=True, metavar="ROW", help="Only this row. Repeatable.")
-@click.option("--column", "columns", multiple=True, metavar="COLUMN", help="Only this column or group. Repeatable.")
-@click.option("--seeds", metavar="N[,N...]", help="Other seeds than the file's.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value in all cells. Repeatable.")
-@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once.  [default: cores / training.threads]")
-@click.option(
-    "--nodes",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Run the cells on the real nodes of this federation file, with their own data.",
-)
-@code_option
-@operator_options
-@click.option("--dry-run", is_flag=True, help="Say what would be computed, and compute nothing.")
-@json_option
+@click.option("--column", "columns", multiple=True, metavar="COLUMN", help=_COLUMN)
+@click.option("--seeds", metavar="N[,N...]", help="Use these seeds instead of the file's.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=_CHANGES)
+@click.option("--jobs", type=click.IntRange(1, 1024), help=_JOBS)
+@click.option("--nodes", type=options.FILE, help=_NODES)
+@options.code_option
+@options.operator_options
+@click.option("--dry-run", is_flag=True, help="Show what would be computed; compute nothing.")
+@options.json_option
 def experiment(
-    name: str, setting: str | None, data: tuple[str, ...], out: Path | None, only: tuple[str, ...],
-    columns: tuple[str, ...], seeds: str | None, changes: tuple[str, ...], jobs: int | None, nodes: Path | None,
-    code: tuple[str, ...], identity: Path, insecure: bool, dry_run: bool, as_json: bool,
-) -> int:  # fmt: skip
+    name: str,
+    setting: str | None,
+    data: tuple[str, ...],
+    out: Path | None,
+    only: tuple[str, ...],
+    columns: tuple[str, ...],
+    seeds: str | None,
+    changes: tuple[str, ...],
+    jobs: int | None,
+    nodes: Path | None,
+    code: tuple[str, ...],
+    operator: options.Operator,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
     """Simulate the grid of EXPERIMENT, a name or a file, and write results, a table and plots.
 
     With --nodes the cells are runs of a real federation instead, one after another.
 
-    A cell is a federation with a seed. What is finished is kept: the same command, killed or not, goes on where it
-    was. `fedelmy-launch list experiments` names those that come with the package.
+    A cell is a federation with a seed. Finished cells are kept: repeat the command to resume.
+    `fedelmy-launch list experiments` lists those that come with the package.
 
     \b
     Examples:
       fedelmy-launch experiment table-8 --data cifar10=imagefolder:/data/cifar10 --dry-run
       fedelmy-launch experiment table-8 --data cifar10=imagefolder:/data/cifar10
-      fedelmy-launch experiment table-3 --setting full --data cifar10=cifar10:/data/cifar --data pacs=/data/pacs
+      fedelmy-launch experiment table-3 --setting full --data pacs=/data/pacs
       fedelmy-launch experiment my-grid.toml --only FedSeq --seeds 0,1 --set training.epochs=3
       fedelmy-launch experiment table-3 --column CIFAR-10 --nodes federation.toml
     """
     from fedelmy_launcher.experiments import find_experiment
-    from fedelmy_launcher.experiments.grid import cells_of, chosen, read_experiment
-    from fedelmy_launcher.experiments.outcome import ExperimentOutcome
+    from fedelmy_launcher.experiments.grid import (
+        cells_of,
+        chosen,
+        distinct,
+        parse_setting,
+        read_experiment,
+    )
     from fedelmy_launcher.experiments.results import known_results, open_results
     from fedelmy_launcher.experiments.session import Session
-    from fedelmy_launcher.experiments.settings import parse_setting
+    from fedelmy_launcher.experiments.summary import ExperimentOutcome
 
     path = find_experiment(name)
     whole = read_experiment(path)
     setting = setting or whole.usual()
-    grid = whole.at(setting)
+    grid, changed = whole.at(setting), parse_setting(changes)
     grid = replace(
         grid,
-        rows=chosen(grid.rows, only, "row"),
-        columns=chosen(grid.columns, columns, "column"),
+        rows=distinct(chosen(grid.rows, only, "row"), changed),
+        columns=distinct(chosen(grid.columns, columns, "column"), changed),
         seeds=grid.seeds if seeds is None else _seeds(seeds),
     )
-    changed = parse_setting(changes)
     outcome = ExperimentOutcome(path.stem, setting, grid, ", ".join(sorted(changes)))
     cells = cells_of(grid, changed)
     session = Session.of(outcome, cells, _preparation(cells, data, nodes))
-    if nodes is None:  # a node asks its own site
-        check_code((each.federation.recipe.model.name for each, _ in session.prepared.values()), code)
+    session.check_data()
+    if nodes is None:  # on real nodes, each site decides for itself
+        prepared = (each for each, _ in session.prepared.values())
+        options.check_code((each.federation.recipe.model.name for each in prepared), code)
     directory = out or Path("results") / f"{path.stem}-{setting}"
     if dry_run:
         return _dry_run(session, session.take(known_results(directory)), directory, as_json=as_json)
@@ -112,11 +129,12 @@ def experiment(
         if not as_json:
             _introduce(session, len(left), directory)
         try:
-            operator = None if nodes is None or not left else load_operator(identity, insecure)
-            computed = _simulated(left, jobs, code) if nodes is None else _on_nodes(left, operator)
+            identity = None if nodes is None or not left else operator()
+            computed = _simulated(left, jobs, code) if nodes is None else _on_nodes(left, identity)
             errors = _compute(session, left, results, computed, as_json=as_json) if left else []
         except KeyboardInterrupt:
-            click.echo("\nInterrupted: what is finished is kept, the same command goes on.", err=True)
+            text = "Interrupted: finished cells are kept; repeat the command to resume."
+            click.echo(f"\n{text}", err=True)
             return EXIT_DETACHED
         written = session.write(directory)
     _conclude(session, written, as_json=as_json)
@@ -127,9 +145,10 @@ def experiment(
 
 def _seeds(text: str) -> tuple[int, ...]:
     try:
-        return tuple(dict.fromkeys(int(word) for word in text.split(",")))
+        return tuple(dict.fromkeys(map(int, text.split(","))))
     except ValueError as error:
-        raise ConfigError("E-CONFIG-VALUE", f"{text!r} is not a list of seeds", hint="Write --seeds 0,1,2.") from error
+        message = f"{text!r} is not a list of seeds"
+        raise ConfigError("E-CONFIG-VALUE", message, hint="Write --seeds 0,1,2.") from error
 
 
 def _introduce(session: Session, left: int, directory: Path) -> None:
@@ -139,12 +158,12 @@ def _introduce(session: Session, left: int, directory: Path) -> None:
     done = f", {total - left} of them finished before" if left < total else ""
     click.echo(f"setting {outcome.setting}: {total} cells{done}; results in {directory}")
     for hint in session.hints:
-        click.echo(f"left out: {hint}")
+        click.echo(f"no data: {hint}")
 
 
 def _dry_run(session: Session, left: list[Prepared], directory: Path, *, as_json: bool) -> int:
     from fedelmy_launcher.experiments.session import Work
-    from fedelmy_node.domain.narration import duration_text
+    from fedelmy_node.domain.text import duration_text
 
     if not as_json:
         _introduce(session, len(left), directory)
@@ -157,18 +176,19 @@ def _dry_run(session: Session, left: list[Prepared], directory: Path, *, as_json
             emit_json({"key": prepared.key, "cells": names, "training_samples": work})
         else:
             sites = len(prepared.tables["sites"])
-            click.echo(f"  {'; '.join(names)}: {sites} sites, {work:,} samples to train with; {prepared.data}")
+            text = f"{sites} sites, {work:,} training samples; {prepared.data}"
+            click.echo(f"  {'; '.join(names)}: {text}")
     seconds = samples / rate if rate else None
     if as_json:
         emit_json({"cells": len(left), "training_samples": samples, "estimated_seconds": seconds})
         return 0
-    told = "" if seconds is None else f": about {duration_text(seconds)}, one after another, as fast as those before"
-    click.echo(f"{len(left)} cells to compute, {samples:,} samples to train with{told}")
+    expected = "" if seconds is None else f": about {duration_text(seconds)} one after another"
+    click.echo(f"{len(left)} cells to compute, {samples:,} training samples{expected}")
     return 0
 
 
 def _rate(session: Session) -> float | None:
-    """Samples per second of the cells that are finished."""
+    """Samples per second of the finished cells."""
     from fedelmy_launcher.experiments.session import Work
 
     finished = {result["key"]: result["seconds"] for result in session.outcome.results}
@@ -177,38 +197,42 @@ def _rate(session: Session) -> float | None:
     return samples / seconds if samples and seconds else None
 
 
-def _preparation(cells: list[Cell], data: tuple[str, ...], nodes: Path | None) -> Callable[[Cell], Prepared]:
-    """How a cell becomes a federation: of the data at hand, or with a real federation's sites."""
+def _preparation(
+    cells: list[Cell], data: tuple[str, ...], nodes: Path | None
+) -> Callable[[Cell], Prepared]:
+    """Turns a cell into a federation: with the given data, or a real federation's sites."""
     if nodes is None:
+        from fedelmy_launcher.experiments.cells import prepare_cell
         from fedelmy_launcher.experiments.datasets import parse_given
-        from fedelmy_launcher.experiments.federations import prepare_cell
 
         given = parse_given(data)
         return lambda cell: prepare_cell(cell, given)
-    from fedelmy_launcher.experiments.nodes import check_columns, prepare_on_nodes
-    from fedelmy_launcher.federation_file import load_federation
+    from fedelmy_launcher.experiments.on_nodes import check_columns, prepare_on_nodes
+    from fedelmy_launcher.plans.compiler import load_federation
 
     if data:
-        hint = "Leave --data out, or --nodes."
-        raise ConfigError("E-CONFIG-VALUE", "--data is for simulation; real nodes have their own", hint=hint)
+        message = "--data is for simulation; real nodes have their own"
+        raise ConfigError("E-CONFIG-VALUE", message, hint="Omit --data or --nodes.")
     check_columns(cells)
     federation = load_federation(nodes)
     return lambda cell: prepare_on_nodes(cell, federation)
 
 
 @contextmanager
-def _simulated(left: list[Prepared], jobs: int | None, code: tuple[str, ...]) -> Iterator[Iterable[News]]:
-    from fedelmy_launcher.experiments.crew import Crew
+def _simulated(
+    left: list[Prepared], jobs: int | None, code: tuple[str, ...]
+) -> Iterator[Iterable[News]]:
     from fedelmy_launcher.experiments.session import usual_jobs
+    from fedelmy_launcher.experiments.worker_pool import WorkerPool
 
     threads = max(prepared.federation.recipe.training.threads for prepared in left)
-    with Crew(left, jobs or usual_jobs(threads), code) as crew:
-        yield crew.news()
+    with WorkerPool(left, jobs or usual_jobs(threads), code) as pool:
+        yield pool.news()
 
 
 @contextmanager
 def _on_nodes(left: list[Prepared], identity: Identity | None) -> Iterator[Iterable[News]]:
-    from fedelmy_launcher.experiments.nodes import on_nodes
+    from fedelmy_launcher.experiments.on_nodes import on_nodes
 
     yield on_nodes(left, identity)
 
@@ -221,7 +245,7 @@ def _compute(
     *,
     as_json: bool,
 ) -> list[FedelmyError]:
-    from fedelmy_launcher.experiments.screen import Pace, open_experiment_screen
+    from fedelmy_launcher.experiments.display import Pace, open_experiment_screen
     from fedelmy_launcher.experiments.session import Work
 
     pace = Pace({prepared.key: Work.of(prepared).epochs for prepared in left})
@@ -231,7 +255,7 @@ def _compute(
 
 
 def _conclude(session: Session, written: list[Path], *, as_json: bool) -> None:
-    from fedelmy_launcher.experiments.table import text_table
+    from fedelmy_launcher.experiments.result_table import text_table
 
     if as_json:
         emit_json(session.outcome.encoded() | {"files": [str(path) for path in written]})

@@ -1,4 +1,4 @@
-"""`fedelmy-launch list`: what can be chosen by name on this machine, and whose it is."""
+"""`fedelmy-launch list`: what can be chosen by name on this machine, and where it comes from."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Final
 import click
 
 from fedelmy_launcher.cli.options import json_option
-from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.cli.app import emit_json
 from fedelmy_node.config.registry import BUILT_IN, Listed
-
-__all__ = ["list_command"]
 
 _KINDS: Final = ("strategies", "topologies", "models", "data", "presets", "experiments")
 
@@ -20,10 +18,9 @@ _KINDS: Final = ("strategies", "topologies", "models", "data", "presets", "exper
 @click.argument("kind", type=click.Choice(_KINDS))
 @json_option
 def list_command(kind: str, as_json: bool) -> None:
-    """Show what can be chosen by name: one line on each, and where it comes from.
+    """List what can be chosen by name, with a description and its origin.
 
-    What is not built in was added by an installed package; docs/extending.md says how. Nothing of a package is run to
-    list it.
+    Installed packages can add to it, see docs/extending.md. Listing runs no code of a package.
 
     \b
     Examples:
@@ -44,7 +41,7 @@ def list_command(kind: str, as_json: bool) -> None:
 
 def _rows(kind: str) -> Iterable[Listed]:
     if kind == "topologies":
-        from fedelmy_launcher import topologies
+        from fedelmy_launcher.plans import topologies
 
         return topologies.INSTALLED.listing()
     if kind == "strategies":
@@ -55,14 +52,14 @@ def _rows(kind: str) -> Iterable[Listed]:
         from fedelmy_node.training import models
 
         more = {
-            "torchvision:NAME": "any classifier of torchvision by its name there, with random weights",
-            "MODULE:FUNCTION": "a function of a site's own, where site.toml lists it",
+            "torchvision:NAME": "any classifier of torchvision, with random weights",
+            "MODULE:FUNCTION": "a function of the site, listed in its site.toml",
         }
         return (*models.INSTALLED.listing(), *_built_in(more))
     if kind == "data":
         from fedelmy_node.training import data
 
-        more = {"MODULE:FUNCTION": "a function of the site's own, which gives arrays"}
+        more = {"MODULE:FUNCTION": "a function of the site that returns arrays"}
         return (*data.INSTALLED.listing(), *_built_in(more))
     if kind == "presets":
         from fedelmy_node.config.presets import presets
@@ -74,16 +71,18 @@ def _rows(kind: str) -> Iterable[Listed]:
 
 
 def _built_in(descriptions: Mapping[str, str]) -> Iterable[Listed]:
-    return (Listed(name=name, description=text, origin=BUILT_IN) for name, text in descriptions.items())
+    rows = descriptions.items()
+    return (Listed(name=name, description=text, origin=BUILT_IN) for name, text in rows)
 
 
 def _table(rows: Iterable[Listed]) -> Iterable[str]:
-    """Name, origin and description; the last one is wrapped under itself."""
+    """Columns for name, origin and the wrapped description."""
     import shutil
     import textwrap
 
     rows = list(rows)
-    name, origin = (max((len(getattr(row, key)) for row in rows), default=0) for key in ("name", "origin"))
+    name = max((len(row.name) for row in rows), default=0)
+    origin = max((len(row.origin) for row in rows), default=0)
     width = max(shutil.get_terminal_size().columns - name - origin - 6, 24)
     for row in rows:
         text = row.description + (f" - cannot be used: {row.problem}" if row.problem else "")

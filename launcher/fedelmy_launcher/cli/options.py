@@ -1,81 +1,113 @@
-"""Options that several commands of the launcher have, and the identity that they lead to."""
+"""Options that several launcher commands share, and the identity and sites they select."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import click
 
+from fedelmy_node.domain.errors import (
+    ConfigError,
+    ConsentError,
+    FedelmyError,
+    IdentityError,
+    RunError,
+)
 from fedelmy_node.domain.names import address, site_name
-from fedelmy_node.errors import ConfigError, ConsentError, IdentityError, RunError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from fedelmy_launcher.control import Sites
+    from fedelmy_launcher.control.sites import Sites
     from fedelmy_node.domain.federation import Federation
     from fedelmy_node.domain.names import RunId
     from fedelmy_node.domain.reports import RunSummary
     from fedelmy_node.identity.keystore import Identity
 
-__all__ = [
-    "federation_argument", "target_arguments", "operator_options", "run_option", "at_option", "head_option",
-    "json_option", "load_operator", "described_federation", "Target", "target_of", "federation_file",
-    "open_sites", "find_run", "newest_run", "federation_files", "code_option", "check_code",
-]  # fmt: skip
 
+Operator = Callable[[], "Identity | None"]
+"""Loads the operator's identity, once files and names are valid; None with --insecure."""
 F = TypeVar("F", bound=Callable[..., Any])
-_NO_RUN = "Start one with `fedelmy-launch run`. One that was asked for just now is known as soon as a site has agreed."
-_TARGET = "Give [FEDERATION] [RUN], in any order: what ends with .toml, has a slash or is a file is the federation."
+FILE: Final = click.Path(path_type=Path, dir_okay=False)
+DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
+_NO_RUN: Final = (
+    "Start one with `fedelmy-launch run`. A new run is known as soon as one site has agreed."
+)
+_TARGET: Final = "Give [FEDERATION] [RUN] in any order; a name with .toml or / is the federation."
 
 
-def federation_argument(function: F) -> F:
-    return click.argument(
-        "federation", type=click.Path(path_type=Path, dir_okay=False), default="federation.toml",
-        shell_complete=federation_files,
-    )(function)  # fmt: skip
-
-
-def federation_files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def federation_files(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """For `shell_complete`: files that may be federations."""
     from fedelmy_node.cli.completion import complete_federation
 
     return complete_federation(ctx, parameter, incomplete)
 
 
+def federation_argument(function: F) -> F:
+    """FEDERATION, by default federation.toml."""
+    default, complete = "federation.toml", federation_files
+    argument = click.argument("federation", type=FILE, default=default, shell_complete=complete)
+    return argument(function)
+
+
+class Given(NamedTuple):
+    """The arguments [FEDERATION] [RUN], --run and --at."""
+
+    names: tuple[str, ...]
+    run: str | None
+    at: str | None
+
+
 def target_arguments(function: F) -> F:
-    """[FEDERATION] [RUN] as `words`, --run and --at."""
-    words = click.argument("words", nargs=-1, metavar="[FEDERATION] [RUN]", shell_complete=federation_files)
-    run = run_option("The run, as the argument RUN.  [default: the newest of this federation]")
-    return words(run(at_option(function)))
+    """[FEDERATION] [RUN], --run and --at, as `given: Given`."""
+
+    @wraps(function)
+    def command(
+        *, names: tuple[str, ...], run_name: str | None, at: str | None, **more: Any
+    ) -> Any:
+        return function(given=Given(names, run_name, at), **more)
+
+    metavar, complete = "[FEDERATION] [RUN]", federation_files
+    target = click.argument("names", nargs=-1, metavar=metavar, shell_complete=complete)
+    run = run_option("The same as RUN.  [default: the newest run of this federation]")
+    return cast(F, target(run(at_option(command))))
 
 
 def at_option(function: F) -> F:
-    help_text = "Without FEDERATION: any one site of the run; the others are found through it."
-    return click.option("--at", metavar="HOST:PORT", help=help_text)(function)
+    text = "Instead of FEDERATION: any one site of the run, which leads to the others."
+    return click.option("--at", metavar="HOST:PORT", help=text)(function)
 
 
 def head_option(function: F) -> F:
-    help_text = "The first site of the chain: the others are found by asking each for its --peer, not in [[sites]]."
-    return click.option("--head", metavar="HOST:PORT", help=help_text)(function)
+    text = "The first site of a chain; find the others by their --peer instead of [[sites]]."
+    return click.option("--head", metavar="HOST:PORT", help=text)(function)
 
 
 def operator_options(function: F) -> F:
-    """--identity and --insecure."""
-    insecure = click.option("--insecure", is_flag=True, help="No TLS: only for nodes that were started so, too.")
+    """--identity and --insecure, as `operator: Operator`, which loads the identity when called."""
+
+    @wraps(function)
+    def command(*, identity: Path, insecure: bool, **more: Any) -> Any:
+        return function(operator=partial(load_operator, identity, insecure), **more)
+
+    text = "Disable TLS; the nodes must run with --insecure as well."
+    insecure = click.option("--insecure", is_flag=True, help=text)
     identity = click.option(
         "--identity",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=DIRECTORY,
         envvar="FEDELMY_IDENTITY",
         default=Path("federation-ca/operator"),
         show_default=True,
         show_envvar=True,
         help="The operator's key and certificate.",
     )
-    return identity(insecure(function))
+    return cast(F, identity(insecure(command)))
 
 
 def run_option(help_text: str) -> Callable[[F], F]:
@@ -83,26 +115,32 @@ def run_option(help_text: str) -> Callable[[F], F]:
 
 
 def json_option(function: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for machines.")(function)
+    text = "Print one JSON object per line."
+    return click.option("--json", "as_json", is_flag=True, help=text)(function)
 
 
 def code_option(function: F) -> F:
-    help_text = "Run this function, which the file names, on this machine. Repeatable."
-    return click.option("--allow-code", "code", multiple=True, metavar="MODULE:FUNCTION", help=help_text)(function)
+    metavar, text = "MODULE:FUNCTION", "Allow this function named in the file. Repeatable."
+    return click.option("--allow-code", "code", multiple=True, metavar=metavar, help=text)(function)
 
 
 def check_code(names: Iterable[str], allowed: Collection[str]) -> None:
-    """Refuse functions that a file names and nobody here has allowed: the file may be somebody else's."""
-    from fedelmy_node.config.code import is_code
+    """Refuse functions that are not allowed: the file may come from someone else."""
+    from fedelmy_node.config.registry import is_code
 
     for name in names:
         if is_code(name) and name not in allowed:
             hint = f"If you know what it does, add --allow-code {name}."
-            raise ConsentError("E-CONSENT-CODE", f"the file wants {name} to be run on this machine", hint=hint)
+            message = f"the file asks to run {name} on this machine"
+            raise ConsentError("E-CONSENT-CODE", message, hint=hint)
+
+
+def problem_json(error: FedelmyError) -> dict[str, str]:
+    return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
 def load_operator(directory: Path, insecure: bool) -> Identity | None:
-    """The operator's identity; None only if --insecure says so."""
+    """The operator's identity; None with --insecure."""
     from fedelmy_node.identity import keystore
 
     if insecure:
@@ -112,50 +150,57 @@ def load_operator(directory: Path, insecure: bool) -> Identity | None:
     except IdentityError as error:
         if error.code != "E-IDENTITY-MISSING":
             raise
-        hint = "Name the operator's directory with --identity; `fedelmy-launch ca init` makes one."
+        hint = "Name its directory with --identity; `fedelmy-launch ca init` creates one."
         raise IdentityError(error.code, error.message, hint=hint) from error
 
 
-def described_federation(path: Path, head: str | None, operator: Callable[[], Identity | None]) -> Federation:
-    """The federation of a file; with --head, its sites are found by asking, once the file is right."""
-    from fedelmy_launcher.federation_file import load_federation
+def described_federation(path: Path, head: str | None, operator: Operator) -> Federation:
+    """The federation of a file; with --head, its sites are discovered."""
+    from fedelmy_launcher.plans.compiler import load_federation
     from fedelmy_node.domain.federation import Member
 
     if head is None:
         return load_federation(path)
     place = address(head)
+    # Check the rest of the file before any site is asked.
     load_federation(path, [Member(name=site_name("head"), address=place)])
-    from fedelmy_launcher.chain import walk
+    from fedelmy_launcher.plans.discovery import walk
 
-    return load_federation(path, [Member(name=link.site, address=link.address) for link in walk(place, operator())])
+    chain = walk(place, operator())
+    return load_federation(path, [Member(name=each.site, address=each.address) for each in chain])
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which run a command is about, and where its sites are looked for."""
+    """The run that a command is about, and where to find its sites."""
 
     federation: Path | None
-    """federation.toml; None: --at."""
+    """The federation file; None with --at."""
     at: str | None
     run: str | None
-    """None: the newest."""
+    """None for the newest run."""
 
 
-def target_of(words: Sequence[str], run_name: str | None, at: str | None) -> Target:
-    """[FEDERATION] [RUN] in any order: a word that looks like a file, or is one, is the federation file."""
-    files = [word for word in words if word.endswith(".toml") or "/" in word or Path(word).is_file()]
-    names = [word for word in words if word not in files] + ([] if run_name is None else [run_name])
+def target_of(given: Sequence[str], run: str | None, at: str | None) -> Target:
+    """Parse [FEDERATION] [RUN] in any order: what looks like a file, or is one, is the file."""
+    files = [
+        each for each in given if each.endswith(".toml") or "/" in each or Path(each).is_file()
+    ]
+    names = [each for each in given if each not in files]
+    names += [] if run is None else [run]
     if len(files) > 1 or len(set(names)) > 1:
-        what, given = ("federation file", files) if len(files) > 1 else ("run", names)
-        raise ConfigError("E-CONFIG-VALUE", f"only one {what} can be given, not {' and '.join(given)}", hint=_TARGET)
+        what, several = ("federation file", files) if len(files) > 1 else ("run", names)
+        message = f"only one {what} can be given, not {' and '.join(several)}"
+        raise ConfigError("E-CONFIG-VALUE", message, hint=_TARGET)
     file, name = next(iter(files), None), next(iter(names), None)
-    return Target(federation_file(None if file is None else Path(file), at), at, name)
+    return Target(federation_file(Path(file) if file else None, at), at, name)
 
 
 def federation_file(named: Path | None, at: str | None) -> Path | None:
-    """The file that was named, or federation.toml here; none if --at says where to ask."""
+    """The named file, or federation.toml here; None with --at."""
     if named is not None and at is not None:
-        raise ConfigError("E-CONFIG-VALUE", f"{named} and --at both say where the sites are", hint="Give only one.")
+        message = f"{named} and --at both say where the sites are"
+        raise ConfigError("E-CONFIG-VALUE", message, hint="Give only one.")
     if at is not None:
         address(at)
         return None
@@ -169,15 +214,15 @@ def federation_file(named: Path | None, at: str | None) -> Path | None:
 
 
 def open_sites(target: Target, identity: Identity | None) -> tuple[Sites, str | None]:
-    """The sites of the file, or the one at --at, which will name the others; and the federation's name, if known."""
-    from fedelmy_launcher.control import Sites
+    """The sites of the file, or the one at --at; and the federation's name, if known."""
+    from fedelmy_launcher.control.sites import Sites
 
     if target.federation is not None:
-        from fedelmy_launcher.federation_file import load_federation
+        from fedelmy_launcher.plans.compiler import load_federation
 
         described = load_federation(target.federation)
         return Sites(described, identity), described.name
-    from fedelmy_launcher.discovery import site_at
+    from fedelmy_launcher.control.find_run import site_at
 
     assert target.at is not None
     place = address(target.at)
@@ -187,7 +232,7 @@ def open_sites(target: Target, identity: Identity | None) -> tuple[Sites, str | 
 
 
 def find_run(sites: Sites, name: str | None, federation: str | None) -> RunId:
-    """The run that was named, or the one to look at: the newest, or the one that goes on if that was cancelled."""
+    """The named run, or the newest; if that was cancelled, the newest that is still active."""
     from fedelmy_node.domain.names import run_id
 
     if name is not None:
@@ -197,17 +242,18 @@ def find_run(sites: Sites, name: str | None, federation: str | None) -> RunId:
 
 
 def newest_run(sites: Sites, federation: str | None) -> tuple[RunSummary, RunSummary | None]:
-    """The run that changed last; and, if that one was cancelled, the newest of those that go on."""
-    from fedelmy_launcher.control import ASK_AGAIN, refused
+    """The run that changed last; and, if it was cancelled, the newest one still active."""
+    from fedelmy_launcher.control.sites import ASK_AGAIN, refused
     from fedelmy_node.domain.events import RunState
 
     nodes, unreachable = sites.describe()
-    known = [run for node in nodes.values() for run in node.runs if federation in (None, run.federation)]
+    runs = [run for node in nodes.values() for run in node.runs]
+    known = [run for run in runs if federation in (None, run.federation)]
     if not known:
         if unreachable:
             raise refused(unreachable, ASK_AGAIN)
         of = f" of {federation}" if federation else ""
-        raise RunError("E-RUN-UNKNOWN", f"no site knows a run{of}", hint=_NO_RUN)
+        raise RunError("E-RUN-UNKNOWN", f"no run{of} found at any site", hint=_NO_RUN)
     newest = max(known, key=lambda run: run.changed_at)
     if newest.state != RunState.CANCELLED:
         return newest, None

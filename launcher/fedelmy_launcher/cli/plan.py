@@ -1,4 +1,4 @@
-"""`fedelmy-launch plan`: every site's part of a run as a signed file."""
+"""`fedelmy-launch plan`: write each site's part of a run as a signed file."""
 
 from __future__ import annotations
 
@@ -7,53 +7,47 @@ from pathlib import Path
 
 import click
 
-from fedelmy_launcher.cli.options import (
-    federation_argument,
-    json_option,
-    load_operator,
-    operator_options,
-    run_option,
-)
-from fedelmy_node.cli.frame import emit_json
-
-__all__ = ["plan"]
+from fedelmy_launcher.cli import options
+from fedelmy_node.cli.app import emit_json
 
 
 @click.command()
-@federation_argument
+@options.federation_argument
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A directory: a file for each site."
+    "--out", type=options.DIRECTORY, required=True, help="Directory for one file per site."
 )
-@run_option("Give the run this name.")
-@operator_options
-@json_option
-def plan(federation: Path, out: Path, run_name: str | None, identity: Path, insecure: bool, as_json: bool) -> None:
-    """Write the plan of a run of FEDERATION (default: federation.toml) as files, one per site, and ask nobody.
+@options.run_option("Name of the run.")
+@options.operator_options
+@options.json_option
+def plan(
+    federation: Path, out: Path, run_name: str | None, operator: options.Operator, as_json: bool
+) -> None:
+    """Write the plan of a run of FEDERATION as signed files, one per site.
 
-    For sites that you cannot call, or that want the plan as a file. Each is signed; send it in any way. The site's
-    administrator accepts it with `fedelmy-node runs accept FILE`; `fedelmy-launch run --plan DIRECTORY` then starts
-    the run. Sites that you can call need no file: `run` asks them as ever.
+    For sites that you cannot reach, or that want the plan as a file. Send each file to its site;
+    the administrator accepts it with `fedelmy-node runs accept FILE`. `fedelmy-launch run --plan
+    DIRECTORY` then starts the run. Sites that you can reach need no file: `run` asks them as usual.
 
     \b
     Example:
       fedelmy-launch plan federation.toml --out plans
       fedelmy-launch run federation.toml --plan plans --accepted clinic
     """
-    from fedelmy_launcher.federation_file import load_federation
-    from fedelmy_launcher.handed import write_plans
-    from fedelmy_launcher.plans import compile_plan, new_plan_id, new_run_id
+    from fedelmy_launcher.plans import compiler
+    from fedelmy_launcher.plans.plan_files import write_plans
     from fedelmy_node.domain.names import run_id
 
-    described = load_federation(federation)
-    operator = load_operator(identity, insecure)
-    made = compile_plan(described, new_run_id(described) if run_name is None else run_id(run_name))
-    made = replace(made, plan_id=new_plan_id())
-    written = write_plans(made, operator, out)
+    described = compiler.load_federation(federation)
+    identity = operator()
+    run = compiler.new_run_id(described) if run_name is None else run_id(run_name)
+    made = replace(compiler.compile_plan(described, run), plan_id=compiler.new_plan_id())
+    written = write_plans(made, identity, out)
     if as_json:
         emit_json({"run": made.run, "plans": {site: str(path) for site, path in written.items()}})
         return
     click.echo(f"run {made.run}")
     for site, path in written.items():
         click.echo(f"  {site:<16} {path}")
-    click.echo("\nAt a site that you cannot call:  fedelmy-node runs accept FILE")
-    click.echo(f"Then, once for all of these:     fedelmy-launch run {federation} --plan {out} --accepted SITE ...")
+    command = f"fedelmy-launch run {federation} --plan {out} --accepted SITE ..."
+    click.echo("\nAt a site that you cannot reach:  fedelmy-node runs accept FILE")
+    click.echo(f"Then, once for all of these:      {command}")

@@ -1,4 +1,4 @@
-"""`fedelmy-launch report`: a run on one page, and the same for machines."""
+"""`fedelmy-launch report`: a run on one page, with its JSON."""
 
 from __future__ import annotations
 
@@ -7,49 +7,42 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedelmy_launcher.cli.options import (
-    find_run,
-    json_option,
-    load_operator,
-    open_sites,
-    operator_options,
-    target_arguments,
-    target_of,
-)
-from fedelmy_node.cli.frame import emit_json
-from fedelmy_node.errors import EXIT_SUBSET, ConfigError
+from fedelmy_launcher.cli import options
+from fedelmy_node.cli.app import emit_json
+from fedelmy_node.domain.errors import EXIT_SUBSET, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["report"]
+_OUT = "The HTML file; the JSON goes beside it.  [default: RUN.html here]"
+_BRIEF = (
+    *("run", "federation", "state", "subset", "contributors"),
+    *("left_out", "accuracy", "samples", "bundle_sha256"),
+)
 
 
 @click.command()
-@target_arguments
+@options.target_arguments
+@click.option("--out", type=options.FILE, help=_OUT)
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The page; the JSON goes beside it.  [default: RUN.html here]",
+    "--from", "source", type=options.FILE, help="Draw the page from a RUN.json, without sites."
 )
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the page again from a RUN.json; no site is asked.",
-)
-@operator_options
-@json_option
+@options.operator_options
+@options.json_option
 def report(
-    words: tuple[str, ...], run_name: str | None, at: str | None, out: Path | None, source: Path | None,
-    identity: Path, insecure: bool, as_json: bool,
-) -> int:  # fmt: skip
-    """Write RUN of FEDERATION (default: federation.toml) onto one page, with its JSON beside it.
+    given: options.Given,
+    out: Path | None,
+    source: Path | None,
+    operator: options.Operator,
+    as_json: bool,
+) -> int:
+    """Write a one-page report of RUN of FEDERATION (default: federation.toml), with its JSON.
 
-    Every site is asked for what it has journaled; those that do not answer are named in the report. A run that goes
-    on, failed or was cancelled has a report, too. The page needs no network and no scripts, and prints on A4.
+    All sites are asked for their journals; the report names those that do not answer. A run that is
+    active, failed or cancelled has a report, too. The page needs no network and no scripts, and
+    prints on A4.
 
-    Exit code 0: it was written; 20: the run is over, on a subset of its sites.
+    Exit code 0: the report was written; 20: the run is over, on a subset of its sites.
 
     \b
     Examples:
@@ -58,35 +51,34 @@ def report(
       fedelmy-launch report xray-20270301-120000-4f2a --at north.example:50051
       fedelmy-launch report --from march.json --out again.html
     """
-    from fedelmy_launcher.report.outcome_text import headline
-    from fedelmy_launcher.report.page import read_history, write_page, write_report
+    from fedelmy_launcher.view.report.headline import headline
+    from fedelmy_launcher.view.report.page import read_history, write_page, write_report
 
     if out is not None and not out.parent.is_dir():
-        raise ConfigError(
-            "E-CONFIG-VALUE", f"--out: {out.parent} is not a directory", hint="Make it, or write elsewhere."
-        )
+        message = f"--out: {out.parent} is not a directory"
+        raise ConfigError("E-CONFIG-VALUE", message, hint="Create it, or choose another one.")
     if source is not None:
-        if words or run_name or at:
-            raise ConfigError("E-CONFIG-VALUE", "--from is a whole run: no federation, run or --at beside it")
+        if any(given):
+            message = "--from cannot be combined with a federation, a run or --at"
+            raise ConfigError("E-CONFIG-VALUE", message)
         history = read_history(source)
         html, data = out or source.with_suffix(".html"), source
         if html.exists() and html.samefile(source):
-            raise ConfigError(
-                "E-CONFIG-VALUE", f"{html} is the data; the page would take its place", hint="Name --out."
-            )
+            message = f"the page would overwrite its data in {html}"
+            raise ConfigError("E-CONFIG-VALUE", message, hint="Choose another --out.")
         write_page(history, html)
     else:
-        target = target_of(words, run_name, at)
-        sites, federation = open_sites(target, load_operator(identity, insecure))
+        target = options.target_of(*given)
+        sites, federation = options.open_sites(target, operator())
         with sites:
-            from fedelmy_launcher.history.gathering import gather_history
+            from fedelmy_launcher.view.history.gather import gather_history
 
-            found, _, _ = gather_history(sites, find_run(sites, target.run, federation))
+            found, _, _ = gather_history(sites, options.find_run(sites, target.run, federation))
         history = found.encoded()
         html = out or Path(f"{found.run}.html")
         data = html.with_suffix(".json")
         if data == html:
-            raise ConfigError("E-CONFIG-VALUE", f"{html} is the page; its JSON could not be beside it")
+            raise ConfigError("E-CONFIG-VALUE", f"the JSON would overwrite the page {html}")
         write_report(history, html, data)
     if as_json:
         emit_json(_brief(history) | {"html": str(html), "json": str(data)})
@@ -94,14 +86,15 @@ def report(
         click.echo(headline(history))
         for site in history["sites"]:
             if site["silence"]:
-                click.echo(f"  {site['name']} did not answer: {site['silence']['code']}: {site['silence']['message']}")
+                problem = f"{site['silence']['code']}: {site['silence']['message']}"
+                click.echo(f"  {site['name']} did not answer: {problem}")
         click.echo(f"page        {html}")
         click.echo(f"data        {data}")
     return EXIT_SUBSET if history["state"] == "done" and history["subset"] else 0
 
 
 def _brief(history: Mapping[str, Any]) -> dict[str, Any]:
-    """For machines that want to know what was written; all of it is in the file."""
-    keys = ("run", "federation", "state", "subset", "contributors", "left_out", "accuracy", "samples", "bundle_sha256")
+    """A summary for --json; the file has everything."""
     silent = [site["name"] for site in history["sites"] if site["silence"]]
-    return {key: history[key] for key in keys} | {"silent": silent, "warnings": len(history["warnings"])}
+    brief = {key: history[key] for key in _BRIEF}
+    return brief | {"silent": silent, "warnings": len(history["warnings"])}

@@ -1,14 +1,16 @@
-"""Experiments: grids of federations and seeds, simulated or on real nodes, as one results file, a table and plots.
+"""Experiments: grids of federations and seeds, simulated or on real nodes.
 
-__init__     the experiments that come with the package, by name
-grid         an experiment's file: settings, rows, columns, seeds -> cells
-datasets     what a cell's data are called, where they are, and what stands in for them
-federations  a cell -> a federation, its sites' data, and what it takes
-measures     events of a run -> the numbers of a cell
-results      the results file: one line per finished cell
-worker, crew the processes that simulate cells, and who hands them out
-nodes        cells as runs of real nodes
-table, plots what comes out
+__init__             the experiments of the package, by name
+grid                 an experiment file: settings, rows, columns, seeds -> cells
+datasets             names, locations and substitutes of data sets
+cells                a cell -> a federation and the data of its sites
+cell_metrics         events of a run -> the numbers of a cell
+results              the results file: one line per finished cell
+worker, worker_pool  the processes that simulate cells
+on_nodes             cells as runs on real nodes
+session, display     one command: cells to compute, progress
+summary              means and deviations over the seeds
+result_table, plots  output
 """
 
 from __future__ import annotations
@@ -17,41 +19,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from fedelmy_node.config.suggest import suggestion
-from fedelmy_node.errors import ConfigError
-
-__all__ = ["Entry", "experiments", "find_experiment"]
+from fedelmy_node.config.decode import suggestion
+from fedelmy_node.domain.errors import ConfigError
 
 _FILES: Final = Path(__file__).parent / "files"
 
 
 class Entry(NamedTuple):
-    """One experiment that comes with the package."""
+    """An experiment of the package."""
 
     title: str
-    """One line."""
     path: Path
-    """Its file."""
 
 
 def experiments() -> Mapping[str, Entry]:
-    """Every experiment of the package, by name, in the order of the names."""
-    return {path.stem: Entry(_title(path), path) for path in sorted(_FILES.glob("*.toml"), key=_order)}
+    """All experiments of the package, sorted by name."""
+    paths = sorted(_FILES.glob("*.toml"), key=_order)
+    return {path.stem: Entry(_title(path), path) for path in paths}
 
 
 def find_experiment(name: str) -> Path:
-    """The file of an experiment: a path as it is, any other word as a name of the package's."""
+    """The file of an experiment: a path, or the name of an experiment of the package."""
     if name.endswith(".toml") or "/" in name:
         return Path(name)
     known = {path.stem: path for path in _FILES.glob("*.toml")}
     if name not in known:
-        hint = suggestion(name, sorted(known), "Experiments")
-        raise ConfigError("E-CONFIG-MISSING", f"there is no experiment {name!r}", hint=f"{hint} Or name a file.")
+        hint = f"{suggestion(name, sorted(known), 'Experiments')} Or give the path of a file."
+        raise ConfigError("E-CONFIG-MISSING", f"there is no experiment {name!r}", hint=hint)
     return known[name]
 
 
 def _title(path: Path) -> str:
-    """The first line of a file that gives the title: nobody needs the rest for a list."""
+    """Read only the line with the title."""
     import tomllib
 
     with path.open(encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The data of experiments by name: where they are, which domains they have, and what stands in for them."""
+"""The data sets of experiments: names, locations, domains and synthetic substitutes."""
 
 from __future__ import annotations
 
@@ -8,60 +8,56 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from fedelmy_launcher.experiments.settings import Tree, unfolded
-from fedelmy_node.config.decode import decode, read_toml
-from fedelmy_node.config.suggest import suggestion
-from fedelmy_node.errors import ConfigError
+from fedelmy_launcher.experiments.grid import Tree, unfolded
+from fedelmy_node.config.decode import decode, read_toml, suggestion
+from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.training.data import INSTALLED, parse_source
-
-__all__ = ["Dataset", "Given", "datasets", "parse_given", "NoDataError", "given_data"]
 
 _FILE: Final = Path(__file__).parent / "datasets.toml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Synthetic:
-    """What stands in for a set of several domains."""
+    """The substitute for a set of several domains."""
 
     of: str
     """The data set that is shifted."""
     domains: tuple[str, ...]
-    """Of the shift, one for each of the set's own."""
+    """Kinds of shift, one for each domain of the set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """One entry of datasets.toml."""
+    """An entry of datasets.toml."""
 
     title: str
     form: str
-    """What has to be given after NAME=."""
+    """What to write after NAME=."""
     source: str | None = None
-    """Where it is if nothing is given."""
+    """Default location."""
     domains: tuple[str, ...] = ()
-    """Folders of the set, each a domain; empty: it has one domain."""
+    """Folders of the set, each a domain; empty for a set with one domain."""
     synthetic: Synthetic | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the paper sets for it, by dotted keys."""
+    """The paper's settings, by dotted keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """The data of a cell, as they are at hand."""
+    """A data set that can be used."""
 
     name: str
-    """As the experiment's file calls it."""
+    """As in the experiment file."""
     title: str
-    """As results call it: a synthetic shift says so."""
+    """As in results; names a synthetic shift."""
     sources: Mapping[str, str]
-    """`KIND[:PATH]` by the set's domain; "" where it has one domain."""
+    """`KIND[:PATH]` by domain; "" for a set with one domain."""
     synthetic: bool
     settings: Tree
-    """What the data set brings."""
 
 
 class NoDataError(ConfigError):
-    """A data set that is needed was not given: cells that need it are left out, and the table says so."""
+    """A required data set was not given; the table marks its cells."""
 
 
 @cache
@@ -70,7 +66,7 @@ def datasets() -> Mapping[str, Dataset]:
 
 
 def parse_given(texts: Sequence[str]) -> dict[str, str]:
-    """What `--data NAME=KIND[:PATH]` says, by name; a directory of domains needs no kind."""
+    """Parse `--data NAME=KIND[:PATH]`; a directory of domains needs no kind."""
     given = {}
     for text in texts:
         name, separator, source = text.partition("=")
@@ -85,7 +81,7 @@ def parse_given(texts: Sequence[str]) -> dict[str, str]:
 
 
 def given_data(name: str, given: Mapping[str, str]) -> Given:
-    """Where the data of that name are; NoDataError if nothing that could stand for them was given."""
+    """Find a data set or its substitute; NoDataError if neither was given."""
     known = _known(name)
     settings = unfolded(known.settings)
     if not known.domains:
@@ -94,24 +90,26 @@ def given_data(name: str, given: Mapping[str, str]) -> Given:
             raise _missing(name, known)
         kind = parse_source(source).kind
         title = known.title if kind == name else f"{known.title} ({kind})"
-        return Given(name=name, title=title, sources={"": source}, synthetic=False, settings=settings)
+        return _given(name, title, {"": source}, settings)
     if name in given:
         kind, _, path = given[name].partition(":")
         root = Path(path) if kind == "imagefolder" else Path(given[name])
         sources = {domain: f"imagefolder:{root / domain}" for domain in known.domains}
-        return Given(name=name, title=known.title, sources=sources, synthetic=False, settings=settings)
+        return _given(name, known.title, sources, settings)
     if known.synthetic is None or known.synthetic.of not in given:
         raise _missing(name, known)
     shifted = given[known.synthetic.of]
     base = f"{datasets()[known.synthetic.of].title} ({parse_source(shifted).kind})"
     pairs = zip(known.domains, known.synthetic.domains, strict=True)
-    return Given(
-        name=name,
-        title=f"synthetic shift of {base} for {known.title}",
-        sources={domain: f"shifted:{shift}:{shifted}" for domain, shift in pairs},
-        synthetic=True,
-        settings=settings,
-    )
+    sources = {domain: f"shifted:{shift}:{shifted}" for domain, shift in pairs}
+    title = f"synthetic shift of {base} for {known.title}"
+    return _given(name, title, sources, settings, synthetic=True)
+
+
+def _given(
+    name: str, title: str, sources: dict[str, str], settings: Tree, *, synthetic: bool = False
+) -> Given:
+    return Given(name=name, title=title, sources=sources, synthetic=synthetic, settings=settings)
 
 
 def _known(name: str) -> Dataset:
@@ -128,5 +126,6 @@ def _missing(name: str, known: Dataset) -> NoDataError:
     hint = f"Give --data {name}=SOURCE; SOURCE is {known.form}."
     if known.synthetic is not None:
         other = known.synthetic.of
-        hint += f" Or, for a synthetic shift, --data {other}=SOURCE; SOURCE is {datasets()[other].form}."
-    return NoDataError("E-CONFIG-VALUE", f"{known.title} is not at hand", hint=hint)
+        form = datasets()[other].form
+        hint += f" Or, for a synthetic shift, --data {other}=SOURCE; SOURCE is {form}."
+    return NoDataError("E-CONFIG-VALUE", f"{known.title} was not given", hint=hint)

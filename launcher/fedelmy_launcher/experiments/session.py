@@ -1,4 +1,4 @@
-"""One command's work on an experiment: which cells there are, which are left, and what is written in the end."""
+"""One command's work on an experiment: its cells, what is left to compute, and the output."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from fedelmy_launcher.experiments.cells import Prepared
 from fedelmy_launcher.experiments.datasets import NoDataError
-from fedelmy_launcher.experiments.federations import Prepared
-from fedelmy_launcher.experiments.grid import Cell
-from fedelmy_launcher.experiments.news import Begun, Epoch, Finished, News
-from fedelmy_launcher.experiments.outcome import ExperimentOutcome
+from fedelmy_launcher.experiments.display import Screen
+from fedelmy_launcher.experiments.grid import PAPER_METHODS, Cell, strategy_of
+from fedelmy_launcher.experiments.result_table import csv_table, markdown_table, text_table
 from fedelmy_launcher.experiments.results import Results, write_csv
-from fedelmy_launcher.experiments.screen import Screen
-from fedelmy_launcher.experiments.table import csv_table, markdown_table, text_table
-from fedelmy_launcher.plans import compile_plan
+from fedelmy_launcher.experiments.summary import ExperimentOutcome
+from fedelmy_launcher.experiments.worker_pool import Begun, Epoch, Finished, News
+from fedelmy_launcher.plans.compiler import compile_plan
+from fedelmy_node.domain.errors import ConfigError, FedelmyError
 from fedelmy_node.domain.names import StepId, run_id
-from fedelmy_node.domain.plan import StepKind
-from fedelmy_node.durable import write_durably
-from fedelmy_node.errors import ConfigError, FedelmyError
+from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.store.durable_files import write_durably
 from fedelmy_node.training.strategies import effort_of
 
-__all__ = ["Session", "Work", "NOT_INSTALLED", "usual_jobs"]
-
 NOT_INSTALLED: Final = "not installed"
-_UNKNOWN: Final = ("E-CONFIG-STRATEGY", "E-CONFIG-TOPOLOGY", "E-CONFIG-MODEL")
 _TABLE_WIDTH: Final = 160
 """Of table.txt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a cell takes."""
+    """The training effort of a cell."""
 
     epochs: Mapping[StepId, tuple[int, int]]
-    """By train step: passes over the data, and samples in each."""
+    """By train step: epochs, and samples in each."""
 
     @classmethod
     def of(cls, prepared: Prepared) -> Work:
@@ -46,51 +43,57 @@ class Work:
         for step in plan.steps:
             if step.kind == StepKind.TRAIN:
                 effort = effort_of(plan.recipe, begins=not step.needs)
-                # How many samples a real node has is its own business.
+                # A real node does not disclose its number of samples.
                 samples = len(prepared.parts[step.site][1]) if prepared.parts else 1
                 taken[step.id] = effort.total_epochs, samples
         return cls(taken)
 
     @property
     def samples(self) -> int:
-        """That pass through the model while it is trained."""
+        """Training samples over all epochs."""
         return sum(epochs * samples for epochs, samples in self.epochs.values())
 
 
 @dataclass(slots=True)
 class Session:
-    """The cells of an experiment, and where they stand."""
+    """The cells of an experiment and their results."""
 
     outcome: ExperimentOutcome
     prepared: dict[str, tuple[Prepared, list[Cell]]] = field(default_factory=dict)
-    """By key: several cells may be the same federation."""
+    """By key; several cells may be the same federation."""
     hints: list[str] = field(default_factory=list)
-    """How cells that are left out could be had."""
+    """How to provide missing data."""
 
     @classmethod
-    def of(cls, outcome: ExperimentOutcome, cells: Sequence[Cell], prepare: Callable[[Cell], Prepared]) -> Session:
-        """Everything is looked at before anything is computed; a mistake is named with its cell."""
+    def of(
+        cls, outcome: ExperimentOutcome, cells: Sequence[Cell], prepare: Callable[[Cell], Prepared]
+    ) -> Session:
+        """Prepare all cells before any is computed; errors name the cell."""
         session = cls(outcome)
         for cell in cells:
             try:
                 prepared = prepare(cell)
             except NoDataError as error:
-                session._leave_out(cell, "no data", f"{error.message}: {error.hint}")
+                outcome.leave_out(cell, "no data")
+                hint = f"{error.message}. {error.hint}"
+                session.hints += [hint] if hint not in session.hints else []
             except ConfigError as error:
-                if error.code not in _UNKNOWN:
-                    raise ConfigError(error.code, f"{cell.name}: {error.message}", hint=error.hint) from error
-                session._leave_out(cell, NOT_INSTALLED, "")
+                if error.code != "E-CONFIG-STRATEGY" or strategy_of(cell) not in PAPER_METHODS:
+                    message = f"{cell.name}: {error.message}"
+                    raise ConfigError(error.code, message, hint=error.hint) from error
+                outcome.leave_out(cell, NOT_INSTALLED)
             else:
                 session.prepared.setdefault(prepared.key, (prepared, []))[1].append(cell)
         return session
 
-    def _leave_out(self, cell: Cell, why: str, hint: str) -> None:
-        self.outcome.leave_out(cell, why)
-        if hint and hint not in self.hints:
-            self.hints.append(hint)
+    def check_data(self) -> None:
+        """Raise if there is nothing to compute because all data are missing."""
+        if self.hints and not self.prepared:
+            message = "nothing to compute: no cell has data"
+            raise NoDataError("E-CONFIG-VALUE", message, hint=" ".join(self.hints))
 
     def take(self, results: Mapping[str, Mapping[str, Any]]) -> list[Prepared]:
-        """What a results file has already; the others are left to be computed."""
+        """Use the entries of a results file; return the cells that are left to compute."""
         left = []
         for key, (prepared, _) in self.prepared.items():
             if key in results:
@@ -99,8 +102,10 @@ class Session:
                 left.append(prepared)
         return left
 
-    def follow(self, computed: Iterable[News], results: Results, screen: Screen) -> list[FedelmyError]:
-        """Write down what is computed; what went wrong with cells that have no result."""
+    def follow(
+        self, computed: Iterable[News], results: Results, screen: Screen
+    ) -> list[FedelmyError]:
+        """Store results as they arrive; return the errors of failed cells."""
         errors: list[FedelmyError] = []
         for news in computed:
             match news:
@@ -137,7 +142,7 @@ class Session:
             "model": tables["model"]["name"],
             **result,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            # Paths are of this machine only, and where the data are does not matter.
+            # Without sites: their paths are valid only on this machine.
             "settings": {name: table for name, table in tables.items() if name != "sites"},
         }
 
@@ -151,7 +156,7 @@ class Session:
         return type(error)(error.code, f"{prepared.cell.name}: {error.message}", hint=error.hint)
 
     def write(self, directory: Path) -> list[Path]:
-        """Table and plots of what is known so far; the paths of what was written."""
+        """Write tables and plots of the results so far; return the paths."""
         texts = {
             "table.txt": text_table(self.outcome, _TABLE_WIDTH) + "\n",
             "table.md": markdown_table(self.outcome),
@@ -169,5 +174,5 @@ class Session:
 
 
 def usual_jobs(threads: int) -> int:
-    """As many processes as keep all cores busy."""
+    """The number of processes that keeps all cores busy."""
     return max(1, len(os.sched_getaffinity(0)) // max(1, threads))

@@ -1,4 +1,4 @@
-"""`fedelmy-node backup` and `restore`: a site in one file, and back. Neither needs a daemon."""
+"""`fedelmy-node backup` and `restore`. Neither needs a daemon."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedelmy_node.cli.app import emit_json
 from fedelmy_node.cli.audit import record_locally
-from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.cli.options import json_option, state_flag, state_option
-from fedelmy_node.errors import ConfigError
+from fedelmy_node.domain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedelmy_node.store.backup import Contents
-
-__all__ = ["backup", "restore"]
+    from fedelmy_node.ops.backup import Contents
 
 
 @click.command()
@@ -26,11 +24,12 @@ __all__ = ["backup", "restore"]
 @state_option
 @json_option
 def backup(file: Path, state: Path, as_json: bool) -> None:
-    """Write everything that this site needs to go on elsewhere into FILE, while its daemon runs or not.
+    """Back up everything this site needs to continue elsewhere to FILE, even while it runs.
 
-    In it are key and certificate, site.toml, the journal, the bundles and checkpoints of its runs and the audit log;
-    no data, no logs. The file is a plain tar, written whole or not at all, and never over one that exists; - writes to
-    the standard output. Whoever has it can pose as this site: keep it as you keep the key.
+    A backup has the key and certificate, site.toml, the journal, the bundles and checkpoints of the
+    runs, and the audit log; no data and no logs. It is a plain tar file, written atomically, and
+    never overwrites an existing file; - writes to standard output. Anyone who has it can
+    impersonate this site: protect it like the key.
 
     \b
     Examples:
@@ -38,17 +37,19 @@ def backup(file: Path, state: Path, as_json: bool) -> None:
       fedelmy-node backup /backup/north-$(date +%F).tar --json
       fedelmy-node backup - > north.tar
     """
-    from fedelmy_node.domain.narration import bytes_text
-    from fedelmy_node.store.backup import stream_backup, write_backup
+    from fedelmy_node.domain.text import bytes_text
+    from fedelmy_node.ops.backup import stream_backup, write_backup
 
     piped = str(file) == "-"
     if not (state / "journal.db").exists() and not (state / "identity").is_dir():
-        raise ConfigError("E-CONFIG-MISSING", f"{state} is no state directory of a site", hint="Name it with --state.")
+        message = f"{state} is not the state directory of a site"
+        raise ConfigError("E-CONFIG-MISSING", message, hint="Set it with --state.")
     if file.exists() and not piped:
-        raise ConfigError("E-CONFIG-VALUE", f"{file} exists already", hint="Choose another name.")
+        raise ConfigError("E-CONFIG-VALUE", f"{file} already exists", hint="Choose another name.")
     if piped and sys.stdout.isatty():
-        raise ConfigError("E-CONFIG-VALUE", "a backup cannot be shown", hint="Send it somewhere: `backup - > FILE`.")
-    record_locally(state, "state-backed-up")  # before it is done: so it is the last line of the log in the backup
+        hint = "Redirect it: `backup - > FILE`."
+        raise ConfigError("E-CONFIG-VALUE", "a backup cannot go to a terminal", hint=hint)
+    record_locally(state, "state-backed-up")  # first, so that the backup contains this entry
     contents = stream_backup(state, sys.stdout.buffer) if piped else write_backup(state, file)
     if as_json:
         about = {"file": str(file), "bytes": contents.size, **_about(contents)}
@@ -58,20 +59,23 @@ def backup(file: Path, state: Path, as_json: bool) -> None:
     for line in (
         f"{file}: {_whose(contents.site)}, {_many(contents.runs, 'run')}, {size}",
         f"  line {contents.audit_seq} of the audit log has the hash {contents.audit_sha256}",
-        "  The private key is in it: whoever has this file can pose as this site.",
+        "  It contains the private key: anyone who has this file can impersonate this site.",
     ):
         click.echo(line, err=piped)
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, path_type=Path, dir_okay=False, allow_dash=True))
+@click.argument(
+    "file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True, exists=True)
+)
 @state_option
 @json_option
 def restore(file: Path, state: Path, as_json: bool) -> None:
-    """Make a site's state directory from a backup, FILE or - for the standard input; --state must be empty or missing.
+    """Restore a site from a backup, FILE or - for standard input; --state must be empty or missing.
 
-    The whole file is checked first. The audit log goes on with a line that says from when the backup is; what happened
-    between the two is in neither. Start the node afterwards, and only here: no other machine may run this site.
+    The whole file is verified first. The audit log continues with an entry that has the time of the
+    backup; events after that time are lost. Start the node afterwards, and only here: no other
+    machine may run this site.
 
     \b
     Examples:
@@ -79,28 +83,34 @@ def restore(file: Path, state: Path, as_json: bool) -> None:
       fedelmy-node restore /backup/north-2027-03-01.tar --state /var/lib/fedelmy
       fedelmy-node restore - < north.tar
     """
-    from fedelmy_node.store.restore import read_backup
+    from fedelmy_node.ops.restore import read_backup
 
     contents = read_backup(sys.stdin.buffer if str(file) == "-" else file, state)
-    taken = datetime.fromtimestamp(contents.taken_at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    taken = f"{datetime.fromtimestamp(contents.taken_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
     record_locally(state, "state-restored", taken_at=taken, version=contents.version)
     if as_json:
         emit_json({"state": str(state), **_about(contents)})
         return
-    click.echo(f"{state}: {_whose(contents.site)} as it was on {taken}, {_many(contents.runs, 'run')}")
+    runs = _many(contents.runs, "run")
+    click.echo(f"{state}: {_whose(contents.site)} as of {taken}, {runs}")
     click.echo("  If no other machine runs this site, start it as before:")
     click.echo(f"    fedelmy-node serve{state_flag(state)} ...")
 
 
 def _about(contents: Contents) -> dict[str, str | int | float]:
     return {
-        "site": contents.site, "version": contents.version, "taken_at": contents.taken_at, "runs": contents.runs,
-        "files": len(contents.files), "audit_line": contents.audit_seq, "audit_head": contents.audit_sha256,
-    }  # fmt: skip
+        "site": contents.site,
+        "version": contents.version,
+        "taken_at": contents.taken_at,
+        "runs": contents.runs,
+        "files": len(contents.files),
+        "audit_line": contents.audit_seq,
+        "audit_head": contents.audit_sha256,
+    }
 
 
 def _whose(site: str) -> str:
-    return f"site {site}" if site else "a site without identity"
+    return f"site {site}" if site else "a site without an identity"
 
 
 def _many(count: int, noun: str) -> str:

@@ -1,7 +1,6 @@
-"""Shell completion: the scripts that shells load, and what stands behind a name that is half typed.
+"""Shell completion: the scripts for shells, and the completion of arguments.
 
-Completing runs while somebody waits for the next key: it asks nobody for longer than a moment, imports what it needs
-only, and where it finds nothing it says nothing.
+Completion runs while a user waits, so it has a short time limit, few imports, and no errors.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-__all__ = ["completion", "complete_runs", "complete_data", "complete_device", "complete_federation"]
-
 _SHELLS: Final = ("bash", "zsh", "fish")
 _ASK_SECONDS: Final = 1.0
 
@@ -25,8 +22,8 @@ _ASK_SECONDS: Final = 1.0
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the script that completes commands, options, runs and files in a shell.
 
-    With the file in its place, a new shell completes at the Tab key. The examples are for fedelmy-node; fedelmy-launch
-    has the same command. For one session alone: source <(fedelmy-node completion bash)
+    Save it as shown, then open a new shell. fedelmy-launch has the same command. For the current
+    session only: source <(fedelmy-node completion bash)
 
     \b
     Examples:
@@ -37,16 +34,18 @@ def completion(ctx: click.Context, shell: str) -> None:
     root = ctx.find_root().command
     name = root.name or ""
     maker = get_completion_class(shell)
-    assert maker is not None, "click knows these shells"
+    assert maker is not None, "click supports these shells"
     script = maker(root, {}, name, f"_{name.replace('-', '_').upper()}_COMPLETE")
     click.echo(script.source_template % script.source_vars())
 
 
-def complete_runs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The runs that the daemon of this state directory knows."""
+def complete_runs(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the runs of the daemon of this state directory."""
     from fedelmy_node.cli.options import state_of
-    from fedelmy_node.errors import FedelmyError
-    from fedelmy_node.rpc.admin import admin_client
+    from fedelmy_node.domain.errors import FedelmyError
+    from fedelmy_node.rpc.clients import admin_client
 
     given = {name for name in ctx.params.get(parameter.name or "") or () if parameter.nargs == -1}
     try:
@@ -58,20 +57,27 @@ def complete_runs(ctx: click.Context, parameter: click.Parameter, incomplete: st
     return [CompletionItem(run.run, help=run.state.value) for run in known]
 
 
-def complete_data(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The kinds of data; what follows the colon is a path, which shells complete by themselves or not at all."""
+def complete_data(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the kinds of data; the path after the colon is left to the shell."""
     from fedelmy_node.training.data import SOURCES
 
     kinds = {f"{name}:" if kind.path else name: kind.description for name, kind in SOURCES.items()}
-    return [CompletionItem(kind, help=text) for kind, text in kinds.items() if kind.startswith(incomplete)]
+    found = ((kind, text) for kind, text in kinds.items() if kind.startswith(incomplete))
+    return [CompletionItem(kind, help=text) for kind, text in found]
 
 
-def complete_device(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_device(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     return _plain(("auto", "cpu", "cuda"), incomplete)
 
 
-def complete_federation(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Federation files, and the directories that lead to them."""
+def complete_federation(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete federation files and directories."""
     folder, _, begin = incomplete.rpartition("/")
     place = Path(f"{folder}/" if folder or incomplete.startswith("/") else ".")
     try:
@@ -84,8 +90,9 @@ def complete_federation(ctx: click.Context, parameter: click.Parameter, incomple
         if entry.is_dir() or entry.suffix == ".toml"
     ]
     prefix = f"{folder}/" if "/" in incomplete else ""
-    shown = [name for name in names if name.startswith(begin) and (begin.startswith(".") or not name.startswith("."))]
-    return _plain([f"{prefix}{name}" for name in shown], incomplete)
+    hidden = begin.startswith(".")
+    shown = [f"{prefix}{name}" for name in names if hidden or not name.startswith(".")]
+    return _plain(shown, incomplete)
 
 
 def _plain(values: Iterable[str], incomplete: str) -> list[CompletionItem]:

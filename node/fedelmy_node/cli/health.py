@@ -1,4 +1,4 @@
-"""`fedelmy-node health`: a probe for people, containers and systemd."""
+"""`fedelmy-node health`: a health probe for people, containers and systemd."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.cli.app import emit_json
 from fedelmy_node.cli.options import json_option, state_option
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from fedelmy_node.domain.reports import Health
 
-__all__ = ["health", "health_lines"]
 
 _SERVICES = ("control", "peer", "relay", "transfer")
 
@@ -24,19 +23,19 @@ _SERVICES = ("control", "peer", "relay", "transfer")
 @click.option(
     "--service",
     type=click.Choice(_SERVICES),
-    help="Only this service decides the exit code: control for a liveness probe. A readiness probe needs all of them.",
+    help="Check only this service: control for a liveness probe. A readiness probe needs all.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Print nothing; only the exit code speaks.")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing; use the exit code.")
 @state_option
 @json_option
 def health(service: str | None, quiet: bool, state: Path, as_json: bool) -> int:
-    """Ask the daemon of this state directory whether it is well.
+    """Ask the daemon of this state directory whether it is healthy.
 
-    The node is well if all its services work: control (operators), peer (neighbours), relay (sites that cannot be
-    called) and transfer (bundles, which need room on the disk). Warnings do not count: a certificate that expires soon,
-    a run that waits for you, little disk, data that are not there.
+    The node is healthy if all its services work: control (operators), peer (neighbours), relay
+    (sites that cannot be called) and transfer (bundles, which need disk space). Warnings do not
+    count: a certificate that expires soon, a run that waits for you, low disk space, missing data.
 
-    Exit code 0: it is well; 1: it answers, but is not; 7: nothing answers.
+    Exit code 0: healthy; 1: it answers, but is not healthy; 7: no daemon answers.
 
     \b
     Examples:
@@ -45,7 +44,7 @@ def health(service: str | None, quiet: bool, state: Path, as_json: bool) -> int:
       fedelmy-node health --quiet --service control
     """
     from fedelmy_node.config.decode import encode
-    from fedelmy_node.rpc.admin import admin_client
+    from fedelmy_node.rpc.clients import admin_client
 
     with admin_client(state) as client:
         found = client.health()
@@ -54,13 +53,12 @@ def health(service: str | None, quiet: bool, state: Path, as_json: bool) -> int:
     elif not quiet:
         for line in health_lines(found):
             click.echo(line)
-    asked = [each for each in found.services if each.name.lower().endswith(f".{service}")] if service else []
-    return 0 if (all(each.serving for each in asked) if asked else found.serving) else 1
+    named = [each for each in found.services if each.name.lower().endswith(f".{service}")]
+    return 0 if (all(each.serving for each in named) if named else found.serving) else 1
 
 
 def health_lines(found: Health) -> Iterator[str]:
-    """A node's health, for people."""
-    from fedelmy_node.domain.narration import bytes_text
+    from fedelmy_node.domain.text import bytes_text
 
     state = "serving" if found.serving else "not serving"
     outside = f", for others at {found.advertise}" if found.advertise else ""

@@ -1,4 +1,4 @@
-"""`fedelmy-node identity`: this site's key, its request, and the certificate that comes back."""
+"""`fedelmy-node identity`: this site's key, its certificate request, and its certificate."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 
 import click
 
+from fedelmy_node.cli.app import emit_json
 from fedelmy_node.cli.audit import record_locally
-from fedelmy_node.cli.frame import emit_json
 from fedelmy_node.cli.options import json_option, state_flag, state_option
-
-__all__ = ["identity"]
 
 _home_option = click.option(
     "--identity",
     "home",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The directory of an operator's identity, instead of the one in the site's state directory.",
+    help="Directory of an operator's identity, instead of the site's own.",
+)
+
+
+_out_option = click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the request here."
 )
 
 
@@ -34,27 +37,29 @@ def identity() -> None:
       fedelmy-node identity show
       fedelmy-node identity rotate
     """
-    os.umask(0o077)  # the state directory and what is in it are the site's own
+    os.umask(0o077)  # the state directory is private
 
 
 @identity.command("init")
 @click.option("--site", help="The site's name: lower-case letters, digits and hyphens.")
-@click.option("--operator", help="Instead of --site: the name of another operator.")
+@click.option("--operator", help="The name of an operator, instead of --site.")
 @state_option
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the request here, to send it.")
+@_out_option
 @json_option
-def init(site: str | None, operator: str | None, state: Path, out: Path | None, as_json: bool) -> None:
-    """Make this site's key, and a request for its certificate. The key never leaves this machine.
+def init(
+    site: str | None, operator: str | None, state: Path, out: Path | None, as_json: bool
+) -> None:
+    """Create this site's key and a certificate request. The key never leaves this machine.
 
     \b
     Examples:
       fedelmy-node identity init --site north
       fedelmy-node identity init --site north --state /var/lib/fedelmy --out north.csr
     """
-    from fedelmy_node.durable import write_durably
     from fedelmy_node.identity import keystore
-    from fedelmy_node.identity.files import read_file
-    from fedelmy_node.store.layout import Layout
+    from fedelmy_node.identity.keys import read_file
+    from fedelmy_node.store.durable_files import write_durably
+    from fedelmy_node.store.state_directory import Layout
 
     if (site is None) == (operator is None):
         raise click.UsageError("Give either --site NAME or --operator NAME.")
@@ -72,9 +77,10 @@ def init(site: str | None, operator: str | None, state: Path, out: Path | None, 
 @_home_option
 @json_option
 def show(state: Path, home: Path | None, as_json: bool) -> None:
-    """Print who this site is, its fingerprint, and until when its certificate is valid.
+    """Print the site's name, its fingerprint, and how long its certificate is valid.
 
-    The server name is what others ask for when they connect (SNI): a proxy that passes TLS through routes by it.
+    The server name is the TLS server name (SNI) that others connect to; a proxy that passes TLS
+    through can route by it.
 
     \b
     Examples:
@@ -84,14 +90,14 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
     """
     from fedelmy_node.identity import keystore
     from fedelmy_node.identity.certificates import parse_certificates, tls_name
-    from fedelmy_node.store.layout import Layout
+    from fedelmy_node.store.state_directory import Layout
 
     directory = home or Layout(state).identity
     request = keystore.pending(directory)
     if not keystore.is_installed(directory):
         _show(_describe(request, None), _next_steps(request, None, _named(state, home)), as_json)
         return
-    loaded, rotation = keystore.look_at(directory), keystore.rotation(directory)
+    loaded, rotation = keystore.load_unchecked(directory), keystore.rotation(directory)
     if loaded.flaw is not None and as_json:
         raise loaded.flaw
     server_name = tls_name(parse_certificates(loaded.certificate_pem, "certificate.pem")[0])
@@ -100,23 +106,20 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
         *([f"Server name {server_name}"] if loaded.subject.role == "site" else []),
         f"Fingerprint {loaded.fingerprint}",
         f"Valid until {loaded.not_after:%Y-%m-%d %H:%M} UTC",
-        *(f"Revocation list {one.number} of {one.issuer.rfc4514_string()}" for one in loaded.trust.lists),
+        *map(_list_line, loaded.trust.lists),
         *(f"Warning: {warning}" for warning in loaded.warnings() if loaded.flaw is None),
     ]
     if rotation is not None:
-        lines += ["", f"A new key waits for its certificate: {rotation.fingerprint}, request {rotation.path}"]
-    _show(
-        _describe(request, None)
-        | {
-            "not_after": loaded.not_after.isoformat(),
-            "server_name": server_name,
-            "lists": [one.number for one in loaded.trust.lists],
-            "warnings": list(loaded.warnings()),
-            "rotation": rotation.fingerprint if rotation else None,
-        },
-        "\n".join(lines),
-        as_json,
-    )
+        new = f"{rotation.fingerprint}, request {rotation.path}"
+        lines += ["", f"A new key waits for its certificate: {new}"]
+    more = {
+        "not_after": loaded.not_after.isoformat(),
+        "server_name": server_name,
+        "lists": [one.number for one in loaded.trust.lists],
+        "warnings": list(loaded.warnings()),
+        "rotation": rotation.fingerprint if rotation else None,
+    }
+    _show(_describe(request, None) | more, "\n".join(lines), as_json)
     if loaded.flaw is not None:
         raise loaded.flaw
 
@@ -124,27 +127,29 @@ def show(state: Path, home: Path | None, as_json: bool) -> None:
 @identity.command("rotate")
 @state_option
 @_home_option
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the request here, to send it.")
+@_out_option
 @json_option
 def rotate(state: Path, home: Path | None, out: Path | None, as_json: bool) -> None:
-    """Make a new key, and a request for its certificate. The old key stays in use until that is installed.
+    """Create a new key and a certificate request; the old key stays in use until `install`.
 
     \b
     Examples:
       fedelmy-node identity rotate --out north-2.csr
-      fedelmy-node identity install north.site.pem      (what came back: puts the new key into use)
+      fedelmy-node identity install north.site.pem      (activates the new key)
     """
-    from fedelmy_node.durable import write_durably
     from fedelmy_node.identity import keystore
-    from fedelmy_node.identity.files import read_file
-    from fedelmy_node.store.layout import Layout
+    from fedelmy_node.identity.keys import read_file
+    from fedelmy_node.store.durable_files import write_durably
+    from fedelmy_node.store.state_directory import Layout
 
     request = keystore.rotate(home or Layout(state).identity)
-    _record(state, home, "identity-rotated", subject=str(request.subject), fingerprint=request.fingerprint)
+    facts = {"subject": str(request.subject), "fingerprint": request.fingerprint}
+    _record(state, home, "identity-rotated", **facts)
     if out is not None:
         write_durably(out, read_file(request.path), 0o644)
     following = _next_steps(request, out, _named(state, home))
-    _show(_describe(request, out), f"{following}\n      Until then, the old key stays in use.", as_json)
+    text = f"{following}\n      Until then, the old key stays in use."
+    _show(_describe(request, out), text, as_json)
 
 
 @identity.command("install")
@@ -153,16 +158,18 @@ def rotate(state: Path, home: Path | None, out: Path | None, as_json: bool) -> N
     "--ca",
     "ca_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Whom to trust: the CA's certificate, if it is not the federation's own. Several may be in one file.",
+    help="CA certificates to trust, if FILE is not signed by the federation's own CA.",
 )
 @state_option
 @_home_option
 @json_option
-def install(file: Path, ca_file: Path | None, state: Path, home: Path | None, as_json: bool) -> None:
-    """Take in what came back: a certificate, or a revocation list. A running daemon uses it from then on.
+def install(
+    file: Path, ca_file: Path | None, state: Path, home: Path | None, as_json: bool
+) -> None:
+    """Install a signed certificate or a revocation list; a running daemon uses it at once.
 
-    A certificate of another CA is followed by its intermediates in FILE; --ca names the root. A list that the CA
-    did not sign, or that is older than the one in force, is refused.
+    For a certificate of another CA, FILE also has the intermediates, and --ca names the root. A
+    list that the CA did not sign, or that is older than the one in force, is refused.
 
     \b
     Examples:
@@ -172,45 +179,44 @@ def install(file: Path, ca_file: Path | None, state: Path, home: Path | None, as
       fedelmy-node identity install alice.operator.pem --identity study-ca/operator
     """
     from fedelmy_node.identity import keystore
-    from fedelmy_node.identity.files import LIST_BYTES, read_file
+    from fedelmy_node.identity.keys import LIST_BYTES, read_file
     from fedelmy_node.identity.revocation import looks_like_list
-    from fedelmy_node.store.layout import Layout
+    from fedelmy_node.store.state_directory import Layout
 
     directory = home or Layout(state).identity
     content = read_file(file, LIST_BYTES)
     if looks_like_list(content):
         lists = keystore.install_lists(directory, content, str(file))
         _record(state, home, "revocations-installed", number=lists[0].number)
-        lines = (f"Revocation list {one.number} of {one.issuer.rfc4514_string()} is in force." for one in lists)
-        _show({"lists": [one.number for one in lists]}, "\n".join(lines), as_json)
+        text = "\n".join(f"{_list_line(one)} is in force." for one in lists)
+        _show({"lists": [one.number for one in lists]}, text, as_json)
         return
     renewed = keystore.is_installed(directory)
     installed = keystore.install(directory, file, ca_file)
-    _record(state, home, "identity-installed", subject=str(installed.subject), fingerprint=installed.fingerprint)
+    facts = {"subject": str(installed.subject), "fingerprint": installed.fingerprint}
+    _record(state, home, "identity-installed", **facts)
     options = f"--peer HOST:PORT --data KIND:PATH{_named(state)}"
     following = (
-        f"Next: start `fedelmy-node serve {options}`;\n"
-        "      `fedelmy-node doctor`, with the same options, tells before whether it would work."
+        f"Next: check the site with `fedelmy-node doctor {options}`,\n"
+        "      then start it with `fedelmy-node serve` and the same options."
     )
     if renewed:
-        following = "A node that runs uses it from now on."
+        following = "A running node uses it from now on."
     if installed.subject.role == "operator":
         following = f"Next: use it with `fedelmy-launch run --identity {directory}`."
-    _show(
-        {
-            "name": installed.subject.name,
-            "role": installed.subject.role,
-            "not_after": installed.not_after.isoformat(),
-        },
-        f"Installed for {installed.subject}, valid until {installed.not_after:%Y-%m-%d}.\n\n{following}",
-        as_json,
-    )
+    who, until = installed.subject, installed.not_after
+    text = f"Installed for {who}, valid until {until:%Y-%m-%d}.\n\n{following}"
+    _show({"name": who.name, "role": who.role, "not_after": until.isoformat()}, text, as_json)
 
 
 def _record(state: Path, home: Path | None, act: str, **facts: str | int) -> None:
-    """In the site's audit log; an operator's identity belongs to no site."""
+    """Record an act in the audit log; an operator's identity does not belong to a site."""
     if home is None:
         record_locally(state, act, **facts)
+
+
+def _list_line(one: Any) -> str:
+    return f"Revocation list {one.number} of {one.issuer.rfc4514_string()}"
 
 
 def _describe(request: Any, out: Path | None) -> dict[str, object]:
@@ -226,16 +232,13 @@ def _describe(request: Any, out: Path | None) -> dict[str, object]:
 def _next_steps(request: Any, out: Path | None, flag: str) -> str:
     return (
         f"{request.subject}\nFingerprint {request.fingerprint}\n\n"
-        f"Next: send {out or request.path} to the operator, and read the fingerprint out on the phone;\n"
-        f"      then run `fedelmy-node identity install FILE{flag}` with the file that comes back."
+        f"Next: send {out or request.path} to the operator, and confirm the fingerprint by phone;\n"
+        f"      then run `fedelmy-node identity install FILE{flag}` with the signed file."
     )
 
 
 def _named(state: Path, home: Path | None = None) -> str:
-    """The flag that leads to this directory again, if one is needed."""
-    if home is not None:
-        return f" --identity {home}"
-    return state_flag(state)
+    return state_flag(state) if home is None else f" --identity {home}"
 
 
 def _show(values: Mapping[str, object], text: str, as_json: bool) -> None:

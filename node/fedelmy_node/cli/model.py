@@ -1,27 +1,29 @@
-"""`fedelmy-node model`: use the result of a run at this site. The daemon says where the result is."""
+"""`fedelmy-node model`: use the result of a run at this site; the daemon says where it is."""
 
 from __future__ import annotations
 
+import csv
+import io
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.cli.app import emit_json
 from fedelmy_node.cli.options import data_kinds, json_option, run_names, state_option
 
 if TYPE_CHECKING:
     from fedelmy_node.domain.reports import ResultModel
 
-__all__ = ["model"]
 
 _run_argument = click.argument("run", required=False, shell_complete=run_names)
 
 
 @click.group()
 def model() -> None:
-    """Export, evaluate and use the result of a run; RUN is the newest one unless given.
+    """Export, evaluate and use the result of a run; RUN defaults to the newest one.
 
     \b
     Examples:
@@ -38,39 +40,47 @@ def model() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("model.safetensors"),
     show_default=True,
-    help="The file to write; one that exists is not overwritten.",
+    help="File to write; an existing file is not overwritten.",
 )
-@click.option("--bundle", is_flag=True, help="The bundle as it travelled, bit for bit, instead of a plain state dict.")
+@click.option(
+    "--bundle",
+    is_flag=True,
+    help="Write the bundle exactly as transferred instead of a plain state dict.",
+)
 @state_option
 @json_option
 def export(run: str | None, out: Path, bundle: bool, state: Path, as_json: bool) -> None:
     """Write the result of RUN as a safetensors file.
 
-    The file is a plain state dict: `module.load_state_dict(safetensors.torch.load_file(FILE))`. Model, classes
-    and input format are in its metadata.
+    The file is a plain state dict: `module.load_state_dict(safetensors.torch.load_file(FILE))`.
+    Model, classes and input format are in its metadata.
 
     \b
     Examples:
       fedelmy-node model export --out model.safetensors
       fedelmy-node model export xray-20270301-120000-4f2a --bundle --out bundle.safetensors
     """
-    from fedelmy_node.durable import replacing
-    from fedelmy_node.errors import ConfigError
+    from fedelmy_node.domain.errors import ConfigError
+    from fedelmy_node.store.durable_files import replacing
 
+    if not bundle and out.suffix.lower() not in ("", ".safetensors"):
+        message = f"cannot write {out}: a model is exported as safetensors, not {out.suffix}"
+        hint = f"Use --out {out.with_suffix('.safetensors')}; convert that file if you need to."
+        raise ConfigError("E-CONFIG-VALUE", message, hint=hint)
     found = _find(run, state)
-    if out.exists():
-        raise ConfigError("E-CONFIG-VALUE", f"{out} exists already", hint="Choose another name with --out.")
+    _refuse_existing(out, "--out")
     if bundle:
         with replacing(out, mode=0o644) as partial:
             shutil.copyfile(found.path, partial)
     else:
-        from fedelmy_node.training.use import export_model
+        from fedelmy_node.training.evaluation.inference import export_model
 
         export_model(found, out)
+    size, sha256 = out.stat().st_size, found.sha256
     if as_json:
-        emit_json({"run": found.run, "file": str(out), "bundle_sha256": found.sha256, "bytes": out.stat().st_size})
+        emit_json({"run": found.run, "file": str(out), "bundle_sha256": sha256, "bytes": size})
     else:
-        click.echo(f"{out}: the result of run {found.run} ({out.stat().st_size} bytes, bundle {found.sha256[:16]})")
+        click.echo(f"{out}: the result of run {found.run} ({size} bytes, bundle {sha256[:16]})")
 
 
 @model.command()
@@ -79,12 +89,12 @@ def export(run: str | None, out: Path, bundle: bool, state: Path, as_json: bool)
     "--data",
     metavar="KIND[:PATH]",
     shell_complete=data_kinds,
-    help="Other data than this site's; all of it is test data.",
+    help="Evaluate on all samples of this source instead of the site's test data.",
 )
 @state_option
 @json_option
 def evaluate(run: str | None, data: str | None, state: Path, as_json: bool) -> None:
-    """Measure the result of RUN on this site's test data, or on other data.
+    """Evaluate the result of RUN on this site's test data, or on other data.
 
     \b
     Examples:
@@ -92,7 +102,7 @@ def evaluate(run: str | None, data: str | None, state: Path, as_json: bool) -> N
       fedelmy-node model evaluate --data imagefolder:/data/new-scanner --json
     """
     found = _find(run, state)
-    from fedelmy_node.training.use import evaluate_model
+    from fedelmy_node.training.evaluation.inference import evaluate_model
 
     result = evaluate_model(found, data)
     if as_json:
@@ -103,38 +113,91 @@ def evaluate(run: str | None, data: str | None, state: Path, as_json: bool) -> N
         if result[name] is not None:
             click.echo(f"  {name:<18} {result[name]:.4f}")
     for name, row in result["classes"].items():
-        values = "  ".join(f"{key} {row[key]:.4f}" for key in ("sensitivity", "specificity") if row[key] is not None)
+        keys = (key for key in ("sensitivity", "specificity") if row[key] is not None)
+        values = "  ".join(f"{key} {row[key]:.4f}" for key in keys)
         count = row["tp"] + row["fn"]
-        click.echo(f"  class {name:<16} {count:>6} {'sample ' if count == 1 else 'samples'}  {values}")
+        samples = "sample " if count == 1 else "samples"
+        click.echo(f"  class {name:<16} {count:>6} {samples}  {values}")
 
 
 @model.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--run", shell_complete=run_names, help="The run.  [default: the newest that has a result here]")
-@click.option("--top", type=click.IntRange(1), default=1, show_default=True, help="How many classes to name.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--run", shell_complete=run_names, help="The run.  [default: the newest that has a result here]"
+)
+@click.option(
+    "--top", type=click.IntRange(1), default=1, show_default=True, help="How many classes to name."
+)
+@click.option(
+    "--csv",
+    "table",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write a CSV file: file, class, and the probability of every class.",
+)
 @state_option
 @json_option
-def predict(files: tuple[Path, ...], run: str | None, top: int, state: Path, as_json: bool) -> None:
-    """Classify image FILES with the result of a run.
+def predict(
+    files: tuple[Path, ...],
+    run: str | None,
+    top: int,
+    table: Path | None,
+    state: Path,
+    as_json: bool,
+) -> None:
+    """Classify image FILES with the result of a run; for a directory, all images in it.
 
     \b
     Examples:
       fedelmy-node model predict scan-17.png
       fedelmy-node model predict --top 3 --json scans/*.png
+      fedelmy-node model predict scans --csv predictions.csv
     """
+    if table is not None:
+        _refuse_existing(table, "--csv")
     found = _find(run, state)
-    from fedelmy_node.training.use import predict_files
+    from fedelmy_node.training.data.image_folder import expand_directories
+    from fedelmy_node.training.evaluation.inference import load_result
 
-    for path, guesses in predict_files(found, files, top):
-        if as_json:
-            emit_json({"file": str(path), "classes": [{"name": n, "probability": p} for n, p in guesses]})
-        else:
-            click.echo(f"{path}: " + ", ".join(f"{name} {100 * probability:.1f}%" for name, probability in guesses))
+    trained, paths = load_result(found), expand_directories(files)
+    classes = trained.task.classes
+    rows: list[tuple[str, ...]] = [("file", "class", *classes)]
+    for path in paths:
+        guesses = trained.predict(path, len(classes))
+        chances = dict(guesses)
+        rows.append((str(path), guesses[0][0], *(f"{chances[name]:.6f}" for name in classes)))
+        _show(path, guesses[:top], as_json)
+    if table is not None:
+        _write_csv(table, rows)
+
+
+def _show(path: Path, guesses: list[tuple[str, float]], as_json: bool) -> None:
+    if as_json:
+        named = [{"name": name, "probability": probability} for name, probability in guesses]
+        emit_json({"file": str(path), "classes": named})
+    else:
+        click.echo(f"{path}: " + ", ".join(f"{name} {100 * p:.1f}%" for name, p in guesses))
+
+
+def _write_csv(out: Path, rows: Iterable[tuple[str, ...]]) -> None:
+    from fedelmy_node.store.durable_files import write_durably
+
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_durably(out, text.getvalue().encode(), mode=0o644)
+
+
+def _refuse_existing(out: Path, option: str) -> None:
+    from fedelmy_node.domain.errors import ConfigError
+
+    if out.exists():
+        hint = f"Choose another name with {option}."
+        raise ConfigError("E-CONFIG-VALUE", f"{out} exists already", hint=hint)
 
 
 def _find(run: str | None, state: Path) -> ResultModel:
     from fedelmy_node.domain.names import run_id
-    from fedelmy_node.rpc.admin import admin_client
+    from fedelmy_node.rpc.clients import admin_client
 
     with admin_client(state) as client:
         return client.model(run_id(run) if run else None)

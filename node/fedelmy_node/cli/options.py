@@ -1,4 +1,4 @@
-"""Options that several commands of a node have."""
+"""Options shared by several commands of a node."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fedelmy_node.config.site import default_state
+from fedelmy_node.config.site_file import default_state
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = [
-    "state_option", "json_option", "state_flag", "state_of", "run_names", "data_kinds", "devices", "site_options",
-    "config_option", "insecure_options",
-]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,88 +31,78 @@ def state_option(function: F) -> F:
 
 
 def state_of() -> Path:
-    """The state directory that a command without --state uses."""
+    """Return the state directory of a command without --state."""
     return Path(os.environ["FEDELMY_STATE"]) if os.environ.get("FEDELMY_STATE") else default_state()
 
 
-def run_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For `shell_complete`: the runs of this node; loaded only when somebody completes."""
+def run_names(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete runs; imports `completion` only when it is needed, as the next two do."""
     from fedelmy_node.cli.completion import complete_runs
 
     return complete_runs(ctx, parameter, incomplete)
 
 
-def data_kinds(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For `shell_complete`: the kinds of data."""
+def data_kinds(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     from fedelmy_node.cli.completion import complete_data
 
     return complete_data(ctx, parameter, incomplete)
 
 
-def devices(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For `shell_complete`: what can be trained on."""
+def devices(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     from fedelmy_node.cli.completion import complete_device
 
     return complete_device(ctx, parameter, incomplete)
 
 
 def json_option(function: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 def state_flag(state: Path) -> str:
-    """What a command that is printed needs to lead to this state directory again, if anything."""
+    """Return the --state flag that a printed command needs, if any."""
     return "" if state == default_state() or "FEDELMY_STATE" in os.environ else f" --state {state}"
 
 
+def _site_option(envvar: str, *names: str, **more: Any) -> Callable[[F], F]:
+    return click.option(*names, envvar=envvar, show_envvar=True, **more)
+
+
+_ADVERTISE = "Address for other sites, if different: behind NAT, a proxy or a container."
+_INDICES = "Use only the samples listed in this file (see fedelmy-launch partition)."
+
+
 def site_options(function: F) -> F:
-    """What a site is and has, as `serve` runs it and `doctor` looks at it."""
+    """Options that `serve` and `doctor` share."""
+    data = "This site's data, such as imagefolder:/data/xray or digits."
+    address = "Address to listen on.  [default: 0.0.0.0:50051]"
     options = (
-        click.option(
-            "--peer",
-            "peers",
+        _site_option(
+            "FEDELMY_PEER",
+            *("--peer", "peers"),
             multiple=True,
             metavar="[SITE=]HOST:PORT[/SITE]",
-            envvar="FEDELMY_PEER",
-            show_envvar=True,
-            help="A site that this one agrees to send to, and where. Repeatable.",
+            help="A site that this one may send to. Repeatable.",
         ),
-        click.option(
-            "--data",
-            metavar="KIND[:PATH]",
-            shell_complete=data_kinds,
-            envvar="FEDELMY_DATA",
-            show_envvar=True,
-            help="This site's data, such as imagefolder:/data/xray or digits.",
+        _site_option(
+            "FEDELMY_DATA", "--data", metavar="KIND[:PATH]", shell_complete=data_kinds, help=data
         ),
-        click.option(
-            "--indices",
-            type=click.Path(path_type=Path),
-            envvar="FEDELMY_INDICES",
-            show_envvar=True,
-            help="Take only the samples that this file names (see fedelmy-launch partition).",
+        _site_option(
+            "FEDELMY_INDICES", "--indices", type=click.Path(path_type=Path), help=_INDICES
         ),
-        click.option(
-            "--listen",
-            metavar="HOST:PORT",
-            envvar="FEDELMY_LISTEN",
-            show_envvar=True,
-            help="Where to listen.  [default: 0.0.0.0:50051]",
-        ),
-        click.option(
-            "--advertise",
-            metavar="HOST:PORT",
-            envvar="FEDELMY_ADVERTISE",
-            show_envvar=True,
-            help="Where others reach this node, if not where it listens: behind NAT, a proxy or a container's port.",
-        ),
-        click.option(
+        _site_option("FEDELMY_LISTEN", "--listen", metavar="HOST:PORT", help=address),
+        _site_option("FEDELMY_ADVERTISE", "--advertise", metavar="HOST:PORT", help=_ADVERTISE),
+        _site_option(
+            "FEDELMY_DEVICE",
             "--device",
             metavar="auto|cpu|cuda[:N]",
             shell_complete=devices,
-            envvar="FEDELMY_DEVICE",
-            show_envvar=True,
-            help="What to train on.  [default: auto]",
+            help="Device for training.  [default: auto]",
         ),
     )
     for option in reversed(options):
@@ -125,16 +111,10 @@ def site_options(function: F) -> F:
 
 
 def insecure_options(function: F) -> F:
-    """--insecure and --site."""
-    options = (
-        click.option(
-            "--insecure", is_flag=True, help="No TLS at all: for a trial on one machine, never across a network."
-        ),
-        click.option("--site", metavar="NAME", help="This site's name; needed only with --insecure."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+    insecure = "Disable TLS. Only for tests on a single machine, never across a network."
+    name = "This site's name; only with --insecure."
+    function = click.option("--site", metavar="NAME", help=name)(function)
+    return click.option("--insecure", is_flag=True, help=insecure)(function)
 
 
 def config_option(function: F) -> F:
@@ -143,5 +123,5 @@ def config_option(function: F) -> F:
         type=click.Path(path_type=Path),
         envvar="FEDELMY_CONFIG",
         show_envvar=True,
-        help="The site's settings.  [default: site.toml in the state directory, if it is there]",
+        help="The site's settings.  [default: site.toml in the state directory, if it exists]",
     )(function)

@@ -1,4 +1,4 @@
-"""`fedelmy-node runs`: what this node is asked, does and has done; to agree to it, and how to forget it."""
+"""`fedelmy-node runs`: list, show, approve, refuse and prune the runs of this node."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedelmy_node.cli.frame import emit_json
+from fedelmy_node.cli.app import emit_json
 from fedelmy_node.cli.options import json_option, run_names, state_flag, state_option
-from fedelmy_node.errors import ConfigError
+from fedelmy_node.domain.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedelmy_node.domain.names import RunId
     from fedelmy_node.domain.reports import EdgeReport, PrunedRun, RunReport
     from fedelmy_node.rpc.clients import AdminClient
-
-__all__ = ["runs", "report_lines", "detail_lines"]
 
 
 @click.group()
@@ -37,7 +35,7 @@ def runs() -> None:
 @state_option
 @json_option
 def list_runs(state: Path, as_json: bool) -> None:
-    """The runs that this node knows, newest first, and which wait for you.
+    """List the runs of this node, newest first, and which of them wait for you.
 
     \b
     Examples:
@@ -45,7 +43,7 @@ def list_runs(state: Path, as_json: bool) -> None:
       fedelmy-node runs list --json
     """
     from fedelmy_node.config.decode import encode
-    from fedelmy_node.rpc.admin import admin_client
+    from fedelmy_node.rpc.clients import admin_client
 
     with admin_client(state) as client:
         found = client.runs()
@@ -66,7 +64,7 @@ def list_runs(state: Path, as_json: bool) -> None:
 @state_option
 @json_option
 def show_run(run: str, state: Path, as_json: bool) -> None:
-    """One run at this site: what it asks, its steps and transfers, whom it cannot reach, whose work its bundle holds.
+    """Show one run at this site: what it asks, its steps, transfers, problems and contributors.
 
     \b
     Example:
@@ -74,9 +72,9 @@ def show_run(run: str, state: Path, as_json: bool) -> None:
     """
     from fedelmy_node.config.decode import encode
     from fedelmy_node.domain.names import run_id
-    from fedelmy_node.rpc.admin import admin_client
-    from fedelmy_node.store.details import details_of
-    from fedelmy_node.store.layout import Layout
+    from fedelmy_node.rpc.clients import admin_client
+    from fedelmy_node.store.details_log import details_of
+    from fedelmy_node.store.state_directory import Layout
 
     with admin_client(state) as client:
         report = client.report(run_id(run))
@@ -91,29 +89,34 @@ def show_run(run: str, state: Path, as_json: bool) -> None:
 
 
 def detail_lines(details: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What the private file says, for people; texts of others are in it, and tracebacks have lines of their own."""
-    from fedelmy_node.domain.texts import clean
+    """Format entries of details.log; they are escaped, as they contain texts of other sites."""
+    from fedelmy_node.domain.text import clean
 
     for entry in details:
         whole = str(entry.get("private") or entry.get("traceback", ""))
         text = "\n".join(clean(line, 1000) for line in whole.splitlines())
-        yield f"  details {clean(str(entry.get('time', '')), 40)}: {clean(str(entry.get('message', '')))}: {text}"
+        moment, message = (
+            clean(str(entry.get("time", "")), 40),
+            clean(str(entry.get("message", ""))),
+        )
+        yield f"  details {moment}: {message}: {text}"
 
 
 def report_lines(report: RunReport, flag: str = "", *, waits: bool = True) -> Iterator[str]:
-    """A run at this site, for people. `flag`: what commands that they are told need; `waits`: whether to tell them."""
-    from fedelmy_node.domain.narration import absence_text, bytes_text, skip_text
+    """Format a run at this site. `flag` is added to suggested commands, shown if `waits`."""
+    from fedelmy_node.domain.event_text import absence_text, skip_text
+    from fedelmy_node.domain.text import bytes_text
 
     yield f"run {report.run} at {report.site}: {report.state}"
     if report.code or report.message:
-        yield f"  {': '.join(part for part in (report.code, report.message) if part)}"
+        yield f"  {': '.join(filter(None, (report.code, report.message)))}"
     yield from (f"  - {sentence}" for sentence in report.asked)
     if report.state == "pending":
         if waits:
             yield f"  It waits for you{_until(report)}. Yes or no:"
             yield f"    fedelmy-node runs approve {report.run}{flag}"
             yield f"    fedelmy-node runs refuse {report.run} --reason TEXT{flag}"
-        return  # there is nothing to tell of steps and transfers
+        return  # it has no steps or transfers yet
     if report.expires_at:
         yield f"  It waits for the operator to start it{_until(report)}."
     for step in report.steps:
@@ -121,22 +124,21 @@ def report_lines(report: RunReport, flag: str = "", *, waits: bool = True) -> It
         note = f"accuracy {accuracy:.4f}" if isinstance(accuracy, float) else step.sha256[:16]
         yield f"  step {step.step:<28} {step.state:<10} {note}".rstrip()
     for edge in report.edges:
-        around = "/" in edge.edge
-        if around and edge.state == "waiting":
-            continue  # a way around somebody who may never be missing
-        way = f"{edge.sender} -> {edge.receiver}" + (", around" if around else "")
+        alternative = "/" in edge.edge
+        if alternative and edge.state == "waiting":
+            continue  # only used if a site in between is unreachable
+        ends = f"{edge.sender} -> {edge.receiver}" + (", alternative" if alternative else "")
         size = f", {bytes_text(edge.size)}" if edge.size else ""
-        yield f"  edge {way:<28} {_edge_state(edge, report)}{size} ({edge.carries})"
+        yield f"  edge {ends:<28} {_edge_state(edge, report)}{size} ({edge.carries})"
     for absent in report.absent:
         yield f"  {absence_text(absent)}"
     if report.origin.contributors:
-        yield f"  the last bundle holds {', '.join(report.origin.contributors)}"
+        yield f"  the last bundle was trained by {', '.join(report.origin.contributors)}"
     for skip in report.origin.skipped:
         yield f"  {skip_text(skip)}"
 
 
 def _until(report: RunReport) -> str:
-    """When a run that nobody decides on expires, if that is known."""
     if not report.expires_at:
         return ""
     return f", until {datetime.fromtimestamp(report.expires_at):%Y-%m-%d %H:%M}"
@@ -147,35 +149,35 @@ def _edge_state(edge: EdgeReport, report: RunReport) -> str:
     other = edge.receiver if sends else edge.sender
     return {
         "waiting": "nothing sent yet" if sends else "nothing received yet",
-        "moving": f"handing over to {other}" if sends else f"{other} is handing over",
-        "done": f"{other} has it" if sends else "received",
-        "settled": f"{other} has it, and nothing more is expected of this site",
-        "given-up": f"given up: {other} was out of reach",
-        "closed": "not used: another way was taken",
+        "moving": f"sending to {other}" if sends else f"receiving from {other}",
+        "done": f"received by {other}" if sends else "received",
+        "settled": f"received by {other}; this site has nothing more to do",
+        "given-up": f"given up: {other} was unreachable",
+        "closed": "not used: another route was taken",
     }.get(edge.state, edge.state)
 
 
 @runs.command("accept")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @state_option
 @json_option
 def accept_run(file: Path, yes: bool, state: Path, as_json: bool) -> None:
-    """Take part in the run of FILE, a plan that an operator has signed and sent: show what it asks, and ask.
+    """Take part in the run of FILE, a plan signed by an operator, after asking for confirmation.
 
-    For sites that the operator cannot call, or that want the plan as a file. It is checked as if the operator had
-    asked: signature, consent, data, disk, neighbours. Without your yes it stays pending, and can be approved or refused
-    later.
+    For sites that the operator cannot call, or that want the plan as a file. All the usual checks
+    apply: signature, consent, data, disk, neighbours. Without confirmation the run stays pending,
+    and can be approved or refused later.
 
     \b
     Example:
       fedelmy-node runs accept clinic.plan
     """
     from fedelmy_node.config.plan_file import read_plan_file
-    from fedelmy_node.rpc.admin import admin_client
+    from fedelmy_node.rpc.clients import admin_client
 
     if as_json and not yes:
-        raise ConfigError("E-CONFIG-VALUE", "--json does not ask", hint="Add --yes.")
+        raise ConfigError("E-CONFIG-VALUE", "--json cannot ask for confirmation", hint="Add --yes.")
     signed = read_plan_file(file)
     with admin_client(state) as client:
         run, _ = client.accept(signed)
@@ -183,7 +185,7 @@ def accept_run(file: Path, yes: bool, state: Path, as_json: bool) -> None:
 
 
 def _agree(client: AdminClient, run: RunId, state: Path, *, yes: bool, as_json: bool) -> None:
-    """Show what a run asks, ask whether this site takes part, and approve exactly what was shown."""
+    """Show what a run asks, ask for confirmation, and approve exactly what was shown."""
     report = client.report(run)
     if not as_json:
         for line in report_lines(report, state_flag(state), waits=not yes):
@@ -194,11 +196,11 @@ def _agree(client: AdminClient, run: RunId, state: Path, *, yes: bool, as_json: 
     if as_json:
         emit_json({"run": report.run, "state": now, "asked": list(report.asked)})
     else:
-        click.echo(f"This site takes part: run {report.run} is {now}. Nothing more to do: the operator starts it.")
+        click.echo(f"This site takes part: run {report.run} is {now}. The operator starts it.")
 
 
 def _confirm_part(run: RunId) -> None:
-    """Ask. Without a yes the run is still there, so the general "nothing was done" would leave out that it waits."""
+    """Ask for confirmation; without it, say that the run stays pending."""
     try:
         click.confirm("Does this site take part?", abort=True)
     except click.Abort as abort:
@@ -210,66 +212,74 @@ def _confirm_part(run: RunId) -> None:
 
 @runs.command("approve")
 @click.argument("run", shell_complete=run_names)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @state_option
 @json_option
 def approve_run(run: str, yes: bool, state: Path, as_json: bool) -> None:
-    """Agree to RUN, which is pending: show what it asks of this site, and ask for confirmation.
+    """Approve the pending RUN: show what it asks of this site, and ask for confirmation.
 
-    What is approved is the plan that is shown. The operator then starts the run; nothing more is asked.
+    Exactly the plan that is shown is approved. The operator then starts the run.
 
     \b
     Example:
       fedelmy-node runs approve xray-20270301-120000-4f2a
     """
     from fedelmy_node.domain.names import run_id
-    from fedelmy_node.rpc.admin import admin_client
+    from fedelmy_node.rpc.clients import admin_client
 
     if as_json and not yes:
-        raise ConfigError("E-CONFIG-VALUE", "--json does not ask", hint="Add --yes.")
+        raise ConfigError("E-CONFIG-VALUE", "--json cannot ask for confirmation", hint="Add --yes.")
     with admin_client(state) as client:
         _agree(client, run_id(run), state, yes=yes, as_json=as_json)
 
 
 @runs.command("refuse")
 @click.argument("run", shell_complete=run_names)
-@click.option("--reason", default="", help="Why; the operator is told.")
+@click.option("--reason", default="", help="The reason, for the operator.")
 @state_option
 @json_option
 def refuse_run(run: str, reason: str, state: Path, as_json: bool) -> None:
-    """Do not agree to RUN: it ends at this site, and the operator is told.
+    """Refuse RUN: it ends at this site, and the operator is notified.
 
-    Only a run that has not begun can be refused.
+    Only a run that has not started can be refused.
 
     \b
     Example:
       fedelmy-node runs refuse xray-20270301-120000-4f2a --reason "the ethics board has not met"
     """
     from fedelmy_node.domain.names import run_id
-    from fedelmy_node.rpc.admin import admin_client
+    from fedelmy_node.rpc.clients import admin_client
 
-    readable = reason.encode("utf-8", "replace").decode()  # a terminal may have passed on half a character
+    readable = reason.encode("utf-8", "replace").decode()  # the terminal may split a character
     with admin_client(state) as client:
         now = client.refuse(run_id(run), readable[:400])
     if as_json:
         emit_json({"run": run, "state": now})
     else:
-        click.echo(f"Run {run} was refused; the operator is told.")
+        click.echo(f"Run {run} was refused; the operator is notified.")
 
 
 @runs.command("prune")
 @click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=run_names)
-@click.option("--older-than", metavar="DURATION", help="Every run that is over and so old, as 12h or 30d.")
-@click.option("--dry-run", is_flag=True, help="Only show what would go.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--older-than", metavar="DURATION", help="All finished runs of this age, such as 12h or 30d."
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @state_option
 @json_option
 def prune_runs(
-    names: tuple[str, ...], older_than: str | None, dry_run: bool, yes: bool, state: Path, as_json: bool
+    names: tuple[str, ...],
+    older_than: str | None,
+    dry_run: bool,
+    yes: bool,
+    state: Path,
+    as_json: bool,
 ) -> None:
-    """Forget runs that are over: their results, logs and pools on this site's disk, and all that is known of them.
+    """Remove finished runs with their results, logs and pools from this site.
 
-    Export a result that you want to keep first (`fedelmy-node model export`). A run that is under way is refused.
+    First export the results that you want to keep (`fedelmy-node model export`). Unfinished runs
+    are not removed.
 
     \b
     Examples:
@@ -280,14 +290,16 @@ def prune_runs(
     from fedelmy_node.config.decode import encode
     from fedelmy_node.domain.federation import seconds_of
     from fedelmy_node.domain.names import run_id
-    from fedelmy_node.rpc.admin import admin_client
+    from fedelmy_node.rpc.clients import admin_client
 
     if bool(names) == (older_than is not None):
-        said = "both runs and an age were given" if names else "what is to be pruned?"
+        said = "both runs and an age were given" if names else "neither a run nor an age was given"
         hint = "Give one or more run ids (`fedelmy-node runs list`), or an age: --older-than 30d."
         raise ConfigError("E-CONFIG-VALUE", said, hint=hint)
     if as_json and not (yes or dry_run):
-        raise ConfigError("E-CONFIG-VALUE", "--json does not ask", hint="Add --yes or --dry-run.")
+        raise ConfigError(
+            "E-CONFIG-VALUE", "--json cannot ask for confirmation", hint="Add --yes or --dry-run."
+        )
     seconds = seconds_of(older_than) if older_than is not None else 0.0
     with admin_client(state) as client:
         found = client.prune([run_id(name) for name in names], seconds, dry_run=True)
@@ -295,16 +307,17 @@ def prune_runs(
             _show_pruned(found)
         if found and not dry_run:
             if not yes:
-                click.confirm("Forget them for good?", abort=True)
-            found = client.prune([run.run for run in found], 0.0, dry_run=False)  # exactly what was shown
+                click.confirm("Remove them permanently?", abort=True)
+            shown = [run.run for run in found]  # exactly these
+            found = client.prune(shown, 0.0, dry_run=False)
     if as_json:
         emit_json({"pruned": not dry_run, "runs": encode(found)})
     elif found and not dry_run:
-        click.echo(f"{len(found)} forgotten.")
+        click.echo(f"{len(found)} removed.")
 
 
 def _show_pruned(found: tuple[PrunedRun, ...]) -> None:
-    from fedelmy_node.domain.narration import bytes_text
+    from fedelmy_node.domain.text import bytes_text
 
     if not found:
         click.echo("Nothing to prune.")

@@ -1,29 +1,26 @@
-"""`fedelmy-node serve`: the daemon in the foreground; systemd, a container or a terminal keeps it."""
+"""`fedelmy-node serve`: run the daemon in the foreground, for systemd, containers or a terminal."""
 
 from __future__ import annotations
 
-import _thread
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Literal
+from typing import Any
 
 import click
 
-from fedelmy_node.cli.frame import configure_logging, held_back
+from fedelmy_node.cli.app import buffered_logging, configure_logging
 from fedelmy_node.cli.options import config_option, insecure_options, site_options, state_option
-from fedelmy_node.errors import FedelmyError, InternalError
-
-__all__ = ["serve"]
+from fedelmy_node.domain.errors import FedelmyError, InternalError
 
 _OPEN_FILES = 65_536
 _STOP_SECONDS = 40.0
-"""More than a trainer has for its checkpoint, less than supervisors are told to wait (45 s)."""
+"""More than a trainer's time for its checkpoint, less than our service files allow (45 s)."""
 
 
 @click.command(short_help="Run the node.")
@@ -33,18 +30,23 @@ _STOP_SECONDS = 40.0
     type=click.Choice(["push", "pull"]),
     envvar="FEDELMY_DIRECTION",
     show_envvar=True,
-    help="pull: nobody can call this site, so it waits at its peers and calls back.  [default: push]",
+    help="pull: this site cannot be called, so it calls its peers itself.  [default: push]",
 )
 @click.option(
     "--metrics",
     metavar="[HOST:]PORT",
     envvar="FEDELMY_METRICS",
     show_envvar=True,
-    help="Serve Prometheus metrics here, without TLS; without HOST: on 127.0.0.1 alone.  [default: off]",
+    help="Serve Prometheus metrics without TLS; HOST defaults to 127.0.0.1.  [default: off]",
 )
 @state_option
 @config_option
-@click.option("--keep-pool", is_flag=True, default=None, help="Keep every pool member on disk, not only the mean.")
+@click.option(
+    "--keep-pool",
+    is_flag=True,
+    default=None,
+    help="Keep all pool members on disk, not only their mean.",
+)
 @insecure_options
 @click.option(
     "--log-format",
@@ -52,17 +54,13 @@ _STOP_SECONDS = 40.0
     default="text",
     envvar="FEDELMY_LOG_FORMAT",
     show_default=True,
-    help="How to log.",
+    help="Format of the log.",
 )
-def serve(
-    peers: tuple[str, ...], data: str | None, indices: Path | None, listen: str | None, advertise: str | None,
-    device: str | None, direction: Literal["push", "pull"] | None, metrics: str | None, state: Path,
-    config: Path | None, keep_pool: bool | None, insecure: bool, site: str | None, log_format: str,
-) -> None:  # fmt: skip
+def serve(state: Path, insecure: bool, log_format: str, **options: Any) -> None:
     """Run the node of this site until it is stopped.
 
-    Flags go before environment variables, these before site.toml. The first SIGTERM or Ctrl-C ends the
-    node in good order, a second one at once.
+    Flags override environment variables, which override site.toml. The first SIGTERM or Ctrl-C
+    shuts the node down cleanly, a second one ends it at once.
 
     \b
     Examples:
@@ -71,57 +69,54 @@ def serve(
       fedelmy-node serve --listen 0.0.0.0:50051 --advertise fl.north.example:443
       fedelmy-node serve --metrics 9465 --log-format json
     """
-    from fedelmy_node.config.site import Given, load_site_config
-    from fedelmy_node.daemon.node import Node
-    from fedelmy_node.store.details import DetailsHandler
-    from fedelmy_node.store.layout import Layout
+    from fedelmy_node.config.site_file import Given, load_site_config
+    from fedelmy_node.node import Node
+    from fedelmy_node.store.details_log import DetailsHandler
+    from fedelmy_node.store.state_directory import Layout
 
-    _keep_to_itself()
+    _protect_files()
     _allow_many_connections()
     configure_logging(log_format, {})
-    given = Given(
-        state=state, config=config, site=site, listen=listen, advertise=advertise, peers=peers, data=data,
-        indices=indices, direction=direction, device=device, keep_pool=keep_pool, metrics=metrics, insecure=insecure,
-    )  # fmt: skip
-    with held_back():  # until the certificate has said who this site is
+    given = Given(state=state, insecure=insecure, **options)
+    with buffered_logging():  # until the site's name is known from its certificate
         node = Node(load_site_config(given))
         configure_logging(log_format, {"site": node.site})
     logging.getLogger().addHandler(DetailsHandler(Layout(state).details))
-    threading.excepthook = _log_fault
+    threading.excepthook = _log_exception
     if insecure:
-        logging.getLogger(__name__).warning(
-            "no TLS: anybody who reaches %s can pose as any site or operator", node.address
-        )
+        warning = "no TLS: anyone who reaches %s can impersonate any site or operator"
+        logging.getLogger(__name__).warning(warning, node.address)
     _stop_on_signals(node.stop)
-    threading.Thread(target=_end_in_time, args=(node.stopping,), name="end-in-time", daemon=True).start()
+    ending = threading.Thread(target=_end_in_time, args=(node.stopping,), daemon=True)
+    ending.start()
     try:
         node.serve()
     except FedelmyError as error:
-        error.private = ""  # from here on the standard error is a log; details.log has the rest
+        error.private = ""  # standard error is a log now; details.log has the private part
         raise
     except Exception as error:
-        logging.getLogger(__name__).exception("the node met a fault")
-        raise InternalError("E-INTERNAL", "the node met a fault and ended") from error
+        logging.getLogger(__name__).exception("internal error")
+        raise InternalError("E-INTERNAL", "internal error; the node has stopped") from error
 
 
-def _keep_to_itself() -> None:
-    """What this node and its trainers write is the site's own, and what they have in memory is never written."""
+def _protect_files() -> None:
+    """Make files of the node and its trainers private, and disable core dumps."""
     import resource
 
     os.umask(0o077)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # keys and samples would be in a core dump
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # keys and samples would be in one
 
 
-def _log_fault(fault: threading.ExceptHookArgs) -> None:
-    """A thread that ends with an exception would print all of it."""
-    if fault.exc_value is not None:
-        name = fault.thread.name if fault.thread else "unknown"
-        info = (fault.exc_type, fault.exc_value, fault.exc_traceback)
-        logging.getLogger(__name__).error("fault in the thread %s", name, exc_info=info)
+def _log_exception(raised: threading.ExceptHookArgs) -> None:
+    """Log an uncaught exception of a thread; by default it would be printed with its message."""
+    if raised.exc_value is not None:
+        name = raised.thread.name if raised.thread else "unknown"
+        info = (raised.exc_type, raised.exc_value, raised.exc_traceback)
+        logging.getLogger(__name__).error("internal error in the thread %s", name, exc_info=info)
 
 
 def _allow_many_connections() -> None:
-    """The usual limit of 1024 open files is soon used up by connections of strangers, who are not our only callers."""
+    """Raise the limit of open files, so that strangers' connections cannot exhaust it."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -130,23 +125,29 @@ def _allow_many_connections() -> None:
 
 
 def _end_in_time(stopping: threading.Event, seconds: float = _STOP_SECONDS) -> None:
-    """Whatever hangs while the node ends, it ends: all that matters is in the journal, and its trainers follow it."""
+    """Kill a node that hangs while stopping; the journal has all that matters."""
     stopping.wait()
     time.sleep(seconds)
-    logging.getLogger(__name__).error("still not ended after %g s: ends by force; nothing journaled is lost", seconds)
+    message = "not stopped after %g s: killing the process; nothing journaled is lost"
+    logging.getLogger(__name__).error(message, seconds)
     os._exit(InternalError.exit_code)
 
 
 def _stop_on_signals(stop: Callable[[], None]) -> None:
-    stopping = False
+    """Stop the node at the first SIGTERM or SIGINT; exit at once at the second.
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal stopping
-        if stopping:
-            os._exit(128 + number)
-        stopping = True
-        # Not here: the main thread may be inside the very lock that this needs, and would wait for itself.
-        _thread.start_new_thread(stop, ())
+    A Python signal handler runs on the main thread, which does not wake up if the system delivers
+    the signal to another thread. The wakeup descriptor works in every thread.
+    """
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: None)
 
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+    def wait(reading: socket.socket, writing: socket.socket) -> None:  # keeps both open
+        reading.recv(1)
+        threading.Thread(target=stop, name="stop", daemon=True).start()
+        os._exit(128 + reading.recv(1)[0])
+
+    threading.Thread(target=wait, args=(reading, writing), name="signals", daemon=True).start()

@@ -1,1 +1,1 @@
-"""Reading what people write: TOML files and plans become validated dataclasses here and nowhere else."""
+"""Strict decoding of TOML files, JSON and plans into validated dataclasses."""

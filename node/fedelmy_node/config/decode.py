@@ -1,7 +1,11 @@
-"""One strict decoder for everything structured that comes from outside: TOML files, plans, trainer jobs.
+"""The strict decoder for all structured input: TOML, JSON, plans, trainer jobs.
 
-A frozen dataclass is the schema. Unknown keys are refused with a suggestion, missing ones named, and
-values are never converted, with one exception: an integer is a valid float.
+Python's JSON parser accepts more than the standard: NaN and infinity, numbers of any length,
+duplicate keys, UTF-16, lone surrogates. Each could make two programs read different values from the
+same signed text, so all are refused here.
+
+A frozen dataclass is the schema. Unknown keys are refused with a suggestion, missing keys are
+reported, and values are never converted, with one exception: an integer is a valid float.
 """
 
 from __future__ import annotations
@@ -9,36 +13,105 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from fedelmy_node.config.suggest import suggestion
-from fedelmy_node.errors import ConfigError
+from fedelmy_node.domain.errors import ConfigError
+from fedelmy_node.domain.names import AT_MOST
 
-__all__ = ["decode", "at_most", "encode", "canonical_json", "read_toml"]
+
+def suggestion(name: str, known: Iterable[str], plural: str) -> str:
+    """Return `Did you mean 'mlp'?`, or `Models: mlp, cnn.` without a close match."""
+    import difflib  # only needed after a mistake
+
+    names = list(known)
+    close = difflib.get_close_matches(name[:100], names, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"{plural}: {', '.join(names) or 'none'}."
+
+
+MAX_DEPTH: Final = 32
+"""Nesting of lists and tables (a plan has 5); recursive functions may rely on it."""
+MAX_VALUES: Final = 400_000
+"""More than the longest chain that fits into a message; each value costs memory."""
+_NUMBER_CHARACTERS: Final = 40
+"""Enough for every 64-bit integer and every double."""
+_INTEGERS: Final = range(-(2**63), 2**64)
+_LARGE: Final = re.compile(r"[0-9]{19}|[eE][+-]?[0-9]{3}")
+"""A number that may be too large; only then are the slow number hooks used."""
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_NO_BRACKETS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^][{}"]++|"', re.DOTALL)
+"""Whole strings, and everything else that is not a bracket."""
+_DEPTH_CHANGES: Final = tuple(1 if chr(byte) in "[{" else -1 for byte in range(256))
+
+
+def parse_json(data: bytes, max_values: int = MAX_VALUES) -> Any:
+    """Parse UTF-8 JSON strictly; raise ValueError with a short text for any violation."""
+    if data.count(b",") > max_values:  # commas separate all values of lists and tables
+        raise ValueError("it has too many values")
+    if _is_too_deep(data):
+        raise ValueError("its lists and tables are nested too deeply")
+    try:
+        text = data.decode("utf-8")
+        hooks: dict[str, Any] = {"object_pairs_hook": _table, "parse_constant": _constant}
+        if _LARGE.search(text):
+            hooks |= {"parse_int": _integer, "parse_float": _float}
+        value = json.loads(text, **hooks)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeError as error:
+        raise ValueError("it is not UTF-8 text") from error
+    return value
+
+
+def _is_too_deep(data: bytes) -> bool:
+    """Check before parsing, because parsers recurse; one pass without copying the values."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return False
+    brackets = _NO_BRACKETS.sub(b"", data)
+    return max(accumulate(map(_DEPTH_CHANGES.__getitem__, brackets)), default=0) > MAX_DEPTH
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return table
+
+
+def _constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _integer(text: str) -> int:
+    if len(text) > _NUMBER_CHARACTERS or (number := int(text)) not in _INTEGERS:
+        raise ValueError("a number is too large")
+    return number
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError("a number is too large")
+    return number
+
 
 T = TypeVar("T")
-_AT_MOST: Final = "at_most"
 
 
 def decode(schema: type[T], value: object, where: str = "") -> T:
-    """`value`, which must have the shape of the dataclass `schema`; `where` begins the path in messages."""
+    """Decode `value` into the dataclass `schema`; `where` prefixes paths in messages."""
     return typing.cast(T, _decode(schema, value, where))
 
 
-def at_most(entries: int) -> dict[str, int]:
-    """Metadata of a field: a longer list or table is refused before any of it is decoded."""
-    return {_AT_MOST: entries}
-
-
 def encode(value: object) -> Any:
-    """The inverse of `decode`, as plain dicts, lists and scalars; fields that are None are left out."""
+    """Convert to plain dicts, lists and scalars, the inverse of `decode`; omit None fields."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
         return {name: encode(item) for name, item in pairs if item is not None}
@@ -52,14 +125,15 @@ def encode(value: object) -> Any:
 
 
 def canonical_json(value: object) -> bytes:
-    """The one JSON text of a value: sorted keys, no spaces, UTF-8; equal values have equal bytes."""
-    plain = encode(value)
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode()
+    """Return the unique JSON of a value: sorted keys, no spaces, UTF-8."""
+    plain, compact = encode(value), (",", ":")
+    return json.dumps(
+        plain, sort_keys=True, separators=compact, ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, or an error that names the file and the line."""
+    """Read a TOML file; errors name the file and the line."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
@@ -67,7 +141,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except IsADirectoryError as error:
         raise ConfigError("E-CONFIG-MISSING", f"{path} is a directory, not a file") from error
     except OSError as error:
-        raise ConfigError("E-CONFIG-MISSING", f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError("E-CONFIG-MISSING", f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
         raise ConfigError("E-CONFIG-SYNTAX", f"{path} is not valid TOML: {error}") from error
 
@@ -77,7 +151,7 @@ def _hints(schema: type) -> dict[str, Any]:
     return typing.get_type_hints(schema)
 
 
-def _decode(schema: Any, value: object, where: str) -> Any:  # noqa: PLR0911 - one return per kind of schema
+def _decode(schema: Any, value: object, where: str) -> Any:  # noqa: PLR0911 - one per schema kind
     while isinstance(schema, typing.NewType):
         schema = schema.__supertype__
     origin, arguments = typing.get_origin(schema), typing.get_args(schema)
@@ -92,7 +166,8 @@ def _decode(schema: Any, value: object, where: str) -> Any:  # noqa: PLR0911 - o
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise _wrong(where, "a table", value)
-        return {str(key): _decode(arguments[1], item, _join(where, str(key))) for key, item in value.items()}
+        items = ((str(key), item) for key, item in value.items())
+        return {key: _decode(arguments[1], item, _join(where, key)) for key, item in items}
     if isinstance(schema, type) and issubclass(schema, Enum):
         return schema(_literal(tuple(member.value for member in schema), value, where))
     return _scalar(schema, value, where)
@@ -107,14 +182,15 @@ def _dataclass(schema: type, value: object, where: str) -> Any:
             hint = suggestion(str(key), fields, "Known keys")
             raise ConfigError("E-CONFIG-KEY", f"unknown key {_join(where, str(key))!r}", hint=hint)
     for name, field in fields.items():
-        optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        if name not in value and not optional:
-            raise ConfigError("E-CONFIG-VALUE", f"missing key {_join(where, name)!r}", hint="Add it.")
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and name not in value:
+            message = f"missing key {_join(where, name)!r}"
+            raise ConfigError("E-CONFIG-VALUE", message, hint="Add it.")
+    given = [name for name in fields if name in value]
+    for name in given:
+        _check_length(fields[name], value[name], where)
     hints = _hints(schema)
-    given = [field for name, field in fields.items() if name in value]
-    for field in given:
-        _check_length(field, value[field.name], where)
-    decoded = {field.name: _decode(hints[field.name], value[field.name], _join(where, field.name)) for field in given}
+    decoded = {name: _decode(hints[name], value[name], _join(where, name)) for name in given}
     try:
         return schema(**decoded)
     except ConfigError as error:
@@ -123,9 +199,9 @@ def _dataclass(schema: type, value: object, where: str) -> Any:
 
 
 def _check_length(field: dataclasses.Field[Any], value: object, where: str) -> None:
-    limit = field.metadata.get(_AT_MOST)
+    limit = field.metadata.get(AT_MOST)
     if limit is not None and isinstance(value, Mapping | list | tuple) and len(value) > limit:
-        message = f"{_join(where, field.name)} has {len(value)} entries, which is more than {limit}"
+        message = f"{_join(where, field.name)} has {len(value)} entries, the limit is {limit}"
         raise ConfigError("E-CONFIG-VALUE", message)
 
 
@@ -157,7 +233,8 @@ def _tuple(arguments: tuple[Any, ...], value: object, where: str) -> Any:
         kinds = list(arguments)
     else:
         raise _wrong(where, f"a list of {len(arguments)}", value)
-    return tuple(_decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
+    pairs = enumerate(zip(kinds, value, strict=True))
+    return tuple(_decode(kind, item, f"{where}[{i}]") for i, (kind, item) in pairs)
 
 
 def _scalar(schema: Any, value: object, where: str) -> Any:
@@ -167,7 +244,7 @@ def _scalar(schema: Any, value: object, where: str) -> Any:
         return _finite(typing.cast(float, value), where)
     if schema is Path and isinstance(value, str):
         return Path(value)
-    if type(value) is schema and not (isinstance(value, str) and _is_broken(value)):
+    if type(value) is schema and not (isinstance(value, str) and _has_surrogate(value)):
         return value
     raise _wrong(where, _noun(schema), value)
 
@@ -182,8 +259,8 @@ def _finite(value: float, where: str) -> float:
     return number
 
 
-def _is_broken(text: str) -> bool:
-    """Whether a text holds half a character, which JSON can say but no file or message can hold."""
+def _has_surrogate(text: str) -> bool:
+    """Return whether a text contains a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -191,19 +268,26 @@ def _is_broken(text: str) -> bool:
     return False
 
 
+_NOUNS: Final = {
+    str: "a text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path",
+}
+
+
 def _noun(schema: Any) -> str:
-    nouns = {str: "a text", int: "an integer", float: "a number", bool: "true or false", Path: "a path"}
-    return nouns.get(schema, getattr(schema, "__name__", str(schema)))
+    return _NOUNS.get(schema, getattr(schema, "__name__", str(schema)))
 
 
 def _join(where: str, key: str) -> str:
-    """The path to a key; one from outside may be of any length."""
     short = key if len(key) <= 80 else f"{key[:77]}..."
     return f"{where}.{short}" if where else short
 
 
 def _shown(value: object) -> str:
-    """What came instead, in a few words: a list or table may be long, and is not written out to be cut."""
+    """Describe a value briefly, without formatting a long list or table first."""
     if isinstance(value, Mapping | list | tuple):
         return f"a {'table' if isinstance(value, Mapping) else 'list'} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 256:
@@ -213,5 +297,5 @@ def _shown(value: object) -> str:
 
 
 def _wrong(where: str, wanted: str, value: object) -> ConfigError:
-    shown = _shown(value)
-    return ConfigError("E-CONFIG-VALUE", f"{where or 'the value'} must be {wanted}, not {shown}")
+    message = f"{where or 'the value'} must be {wanted}, not {_shown(value)}"
+    return ConfigError("E-CONFIG-VALUE", message)

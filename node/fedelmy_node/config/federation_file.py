@@ -1,6 +1,6 @@
-"""federation.toml: read, validated, and turned into a `Federation`.
+"""federation.toml: reading and validation.
 
-Whether its model, strategy and topology exist is a question for those who have the registries; they pass `check`.
+Callers that know the registries pass `check` to validate model, strategy and topology.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from fedelmy_node.config.decode import decode, encode, read_toml
 from fedelmy_node.config.presets import with_preset
+from fedelmy_node.domain.errors import ConfigError, FedelmyError
 from fedelmy_node.domain.federation import (
     Absence,
     Federation,
@@ -27,11 +28,9 @@ from fedelmy_node.domain.federation import (
     WireDtype,
     seconds_of,
 )
-from fedelmy_node.errors import ConfigError, FedelmyError
-from fedelmy_node.identity.rules import NameRule, TrustRules, fingerprint_text
-from fedelmy_node.identity.subject import Subject
+from fedelmy_node.domain.subject import NameRule, Subject, TrustRules, fingerprint_text
 
-__all__ = ["read_federation", "federation_of", "trust_rules"]
+Check = Callable[[Federation], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,31 +38,29 @@ class _FederationTable:
     """`[federation]`."""
 
     name: str
-    """For people, and the beginning of the run ids."""
+    """Prefix of the run ids."""
     preset: str | None = None
-    """Where the defaults of [task], [model], [training] and [strategy] come from."""
+    """Defaults for [task], [model], [training] and [strategy]."""
     topology: str = "chain"
-    """How the steps are wired."""
     order: Literal["listed", "random"] = "listed"
-    """listed: as the [[sites]] follow each other; random: drawn from the seed."""
+    """listed: in the order of [[sites]]; random: derived from the seed."""
     deliver: Literal["all", "last"] = "all"
-    """Who receives the result."""
     seed: int = 0
-    """Of every random number of the run."""
+    """Every random number of the run derives from it."""
     wire_dtype: WireDtype = "float32"
-    """How floats travel between sites: half the bytes cost a little accuracy."""
+    """Type of floats on the wire; 16 bits halve the size at a small cost in accuracy."""
     on_unreachable: OnUnreachable = "wait"
-    """What is done about a site that cannot be reached: wait for it, skip it, or abort the run."""
+    """wait for an unreachable site, skip it, or abort the run."""
     patience: str = "1h"
-    """How long a site must be out of reach before that, as 90s, 30m, 12h or 2d."""
+    """How long a site must be unreachable before that, as 90s, 30m, 12h or 2d."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ReportTable:
-    """`[report]`: what sites are asked to tell beside the usual."""
+    """`[report]`: optional data for the report."""
 
     features: int = 0
-    """Test samples per site whose features are drawn (t-SNE); sites that do not disclose "features" draw none."""
+    """Test samples per site in the t-SNE plot; only sites that disclose "features" take part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,15 +78,15 @@ class _File:
 def read_federation(
     path: Path,
     found: Sequence[Member] | None = None,
-    check: Callable[[Federation], None] = lambda _: None,
+    check: Check = lambda _: None,
     *,
     unlisted: Member | None = None,
 ) -> Federation:
-    """The federation that a file describes; every mistake is named with its place, also those that `check` raises.
+    """Read a federation file; every error names its location, also errors of `check`.
 
-    Sites that were `found` by asking stand in place of [[sites]], which may then be missing; where both have a
-    site, its policy and its data for simulation stay. `unlisted` stands for whoever will be found, where no sites are
-    listed and nobody has asked.
+    Discovered sites (`found`) replace [[sites]], which may then be missing; a site in both keeps
+    its policy and its data for simulation. `unlisted` is a placeholder for sites that are neither
+    listed nor discovered yet.
     """
     try:
         defaults: dict[str, Any] = {"strategy": {}} | ({} if found is None else {"sites": []})
@@ -97,7 +94,7 @@ def read_federation(
         if "sites" not in tables and unlisted is not None:
             tables["sites"] = [encode(unlisted)]
         if "sites" not in tables:
-            hint = "Add a [[sites]] table for each; `check` and `run` also find them from `--head HOST:PORT`."
+            hint = "Add a [[sites]] table per site, or pass `--head HOST:PORT` to `check` or `run`."
             raise ConfigError("E-CONFIG-VALUE", "no sites are listed", hint=hint)
         file = decode(_File, tables)
         if found is not None:
@@ -113,8 +110,8 @@ def read_federation(
         raise type(error)(error.code, f"{path}: {error.message}", hint=error.hint) from error
 
 
-def federation_of(tables: Mapping[str, Any], check: Callable[[Federation], None] = lambda _: None) -> Federation:
-    """The federation that a file with these tables would describe; relative paths begin in the current directory."""
+def federation_of(tables: Mapping[str, Any], check: Check = lambda _: None) -> Federation:
+    """Build a federation from tables; relative paths start in the current directory."""
     file = decode(_File, {"strategy": {}} | with_preset(tables))
     federation = _federation(file, Path("federation.toml"))
     check(federation)
@@ -122,52 +119,52 @@ def federation_of(tables: Mapping[str, Any], check: Callable[[Federation], None]
 
 
 def _federation(file: _File, path: Path) -> Federation:
-    settings = dict(file.strategy)
+    settings, table = dict(file.strategy), file.federation
     name = settings.pop("name", "fedelmy")
     if not isinstance(name, str):
         raise ConfigError("E-CONFIG-VALUE", f"strategy.name must be a text, not {name!r}")
     recipe = Recipe(
-        seed=file.federation.seed,
+        seed=table.seed,
         task=file.task,
         model=file.model,
         training=file.training,
         strategy=StrategySpec(name=name, settings=settings),
-        wire_dtype=file.federation.wire_dtype,
+        wire_dtype=table.wire_dtype,
         features=file.report.features,
     )
     trust_rules(file.sites)
+    patience = seconds_of(table.patience)
     return Federation(
-        name=file.federation.name,
-        topology=file.federation.topology,
+        name=table.name,
+        topology=table.topology,
         topology_settings=file.topology,
-        order=file.federation.order,
-        deliver=file.federation.deliver,
-        members=tuple(_beside(member, path.absolute().parent) for member in file.sites),
+        order=table.order,
+        deliver=table.deliver,
+        members=tuple(_with_indices_path(member, path.absolute().parent) for member in file.sites),
         recipe=recipe,
-        absence=Absence(
-            on_unreachable=file.federation.on_unreachable, patience_seconds=seconds_of(file.federation.patience)
-        ),
+        absence=Absence(on_unreachable=table.on_unreachable, patience_seconds=patience),
     )
 
 
 def trust_rules(members: Iterable[Member]) -> TrustRules:
-    """What the operator says about the sites' certificates, beside the CA."""
-    named = [(Subject.of(m.name, "site"), m) for m in members]
-    return TrustRules(
-        names=tuple(_name_rule(subject, m.certificate) for subject, m in named if m.certificate is not None),
-        pins={subject: fingerprint_text(m.fingerprint) for subject, m in named if m.fingerprint is not None},
-    )
+    """Return the operator's own rules about the sites' certificates."""
+    sites = [(Subject.of(m.name, "site"), m.certificate, m.fingerprint) for m in members]
+    names = tuple(_name_rule(site, name) for site, name, _ in sites if name is not None)
+    pins = {site: fingerprint_text(pin) for site, _, pin in sites if pin is not None}
+    return TrustRules(names=names, pins=pins)
 
 
 def _name_rule(subject: Subject, text: str) -> NameRule:
     kind, _, name = text.partition(":")
-    if kind not in ("san", "subject"):
-        raise ConfigError(
-            "E-CONFIG-VALUE", f"certificate = {text!r} of site {subject.name} is neither san:... nor subject:..."
-        )
-    return NameRule(subject=subject, san=name if kind == "san" else None, distinguished=name if kind != "san" else None)
+    if kind == "san":
+        return NameRule(subject=subject, san=name)
+    if kind == "subject":
+        return NameRule(subject=subject, distinguished=name)
+    problem = "is neither san:... nor subject:..."
+    message = f"certificate = {text!r} of site {subject.name} {problem}"
+    raise ConfigError("E-CONFIG-VALUE", message)
 
 
-def _beside(member: Member, directory: Path) -> Member:
-    """A relative indices file is looked for beside the federation file."""
+def _with_indices_path(member: Member, directory: Path) -> Member:
+    """Resolve a relative indices file against the directory of the federation file."""
     return replace(member, indices=str(directory / member.indices)) if member.indices else member

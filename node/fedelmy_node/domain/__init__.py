@@ -1,1 +1,1 @@
-"""The nouns of the product: names, federation, plan, events. Nothing here does I/O, gRPC or torch."""
+"""Core types: names, federation, plan, events, errors. No I/O, no gRPC, no torch."""

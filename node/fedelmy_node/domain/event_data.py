@@ -1,8 +1,6 @@
-"""What the data of an event must be, by its kind, before anybody who folds or narrates it looks at it.
+"""Validation of event data, step results and prepare reports received from other sites.
 
-The same for what a step results in, and for what a site found when it was asked.
-
-The table follows `EventKind`. Keys that it does not have are newer than this software, and nobody reads them.
+Unknown keys are ignored: they come from newer versions.
 """
 
 from __future__ import annotations
@@ -11,22 +9,17 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.events import EventKind, RunState, StepState
 from fedelmy_node.domain.federation import MAX_CLASSES, MAX_FEATURES
 from fedelmy_node.domain.names import step_id
-from fedelmy_node.domain.plan import MAX_STEPS
-from fedelmy_node.errors import ConfigError
-
-__all__ = [
-    "MAX_MEMBERS", "check_event_data", "check_result", "check_prepared", "is_count", "is_embedding", "is_number",
-    "is_share", "is_square",
-]  # fmt: skip
+from fedelmy_node.domain.plan_steps import MAX_STEPS
 
 Check = Callable[[Any], bool]
 MAX_MEMBERS: Final = 1001
-"""Of a pool, the one that it began with included."""
+"""Members of a pool, including the initial model."""
 MAX_PACKAGES: Final = 10
-"""Whose code a recipe takes."""
+"""Packages whose code a recipe uses."""
 
 
 def _is_text(value: Any) -> bool:
@@ -42,7 +35,7 @@ def _is_member(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Finite, and no truth value."""
+    """Return whether a value is a finite number; booleans are not."""
     return type(value) in (int, float) and math.isfinite(value)
 
 
@@ -50,17 +43,9 @@ def _is_seconds(value: Any) -> bool:
     return is_number(value) and 0 <= value < 1e11
 
 
-def _is_number_if_any(value: Any) -> bool:
-    return value is None or is_number(value)
-
-
 def is_share(value: Any) -> bool:
-    """Between 0 and 1."""
+    """Return whether a value is a number from 0 to 1."""
     return is_number(value) and 0 <= value <= 1
-
-
-def _is_share_if_any(value: Any) -> bool:
-    return value is None or is_share(value)
 
 
 def _is_steps(value: Any) -> bool:
@@ -72,119 +57,137 @@ def _is_steps(value: Any) -> bool:
         return False
 
 
-def _is_seconds_if_any(value: Any) -> bool:
-    return value is None or _is_seconds(value)
+def _optional(check: Check) -> Check:
+    return lambda value: value is None or check(value)
 
 
 def _list_of(check: Check, limit: int) -> Check:
-    return lambda value: isinstance(value, list) and len(value) <= limit and all(check(item) for item in value)
+    return lambda value: isinstance(value, list) and len(value) <= limit and all(map(check, value))
 
 
-def _table_of(check: Check) -> Check:
-    """By class."""
-
+def _per_class(check: Check) -> Check:
     def checked(value: Any) -> bool:
-        return isinstance(value, Mapping) and len(value) <= MAX_CLASSES and all(map(check, value.values()))
+        sized = isinstance(value, Mapping) and len(value) <= MAX_CLASSES
+        return sized and all(map(check, value.values()))
 
     return checked
-
-
-def is_square(value: Any) -> bool:
-    """A matrix of numbers with as many rows as columns."""
-    return _list_of(_list_of(is_number, MAX_MEMBERS), MAX_MEMBERS)(value) and all(
-        len(row) == len(value) for row in value
-    )
-
-
-def is_embedding(value: Any) -> bool:
-    """Points in the plane, the class of each, and of how many samples they are."""
-    if not isinstance(value, Mapping) or not _fits(value, _EMBEDDING):
-        return False
-    points = value["points"]
-    return len(points) == len(value["labels"]) and all(len(point) == 2 for point in points)
 
 
 def _shaped(shape: Mapping[str, Check]) -> Check:
     return lambda value: isinstance(value, Mapping) and _fits(value, shape)
 
 
+def is_square(value: Any) -> bool:
+    """Return whether a value is a square matrix of numbers."""
+    matrix = _list_of(_list_of(is_number, MAX_MEMBERS), MAX_MEMBERS)(value)
+    return matrix and all(len(row) == len(value) for row in value)
+
+
+def is_embedding(value: Any) -> bool:
+    """Return whether a value has 2-D points, one class label each, and the number of samples."""
+    if not isinstance(value, Mapping) or not _fits(value, _EMBEDDING):
+        return False
+    points = value["points"]
+    return len(points) == len(value["labels"]) and all(len(point) == 2 for point in points)
+
+
+_is_share_or_none, _is_number_or_none = _optional(is_share), _optional(is_number)
+
 _EMBEDDING: Final[Mapping[str, Check]] = {
-    "points": _list_of(_list_of(is_number, 2), MAX_FEATURES), "labels": _list_of(is_count, MAX_FEATURES),
+    "points": _list_of(_list_of(is_number, 2), MAX_FEATURES),
+    "labels": _list_of(is_count, MAX_FEATURES),
     "of": is_count,
-}  # fmt: skip
-_SIZES: Final[Mapping[str, Check]] = {"train?": is_count, "validation?": is_count, "test?": is_count}
+}
+_SIZES: Final = dict.fromkeys(("train?", "validation?", "test?"), is_count)
 _CLASS: Final[Mapping[str, Check]] = {
-    "tp?": is_count, "fn?": is_count, "fp?": is_count, "tn?": is_count,
-    "sensitivity?": _is_share_if_any, "specificity?": _is_share_if_any, "auc?": _is_share_if_any,
-}  # fmt: skip
+    **dict.fromkeys(("tp?", "fn?", "fp?", "tn?"), is_count),
+    **dict.fromkeys(("sensitivity?", "specificity?", "auc?"), _is_share_or_none),
+}
+_SHARES: Final = (
+    "accuracy",
+    "balanced_accuracy",
+    "auc",
+    "validation_accuracy",
+    "received_accuracy",
+)
 _RESULT: Final[Mapping[str, Check]] = {
-    **_SIZES, "samples?": is_count, "correct?": is_count, "loss?": _is_number_if_any,
-    "accuracy?": _is_share_if_any, "balanced_accuracy?": _is_share_if_any, "auc?": _is_share_if_any,
-    "classes?": _table_of(_shaped(_CLASS)), "validation_accuracy?": _is_share_if_any,
-    "received_accuracy?": _is_share_if_any, "member_accuracies?": _list_of(_is_share_if_any, MAX_MEMBERS),
-    "pool_distances?": is_square, "embedding?": is_embedding,
-}  # fmt: skip
+    **_SIZES,
+    **dict.fromkeys(("samples?", "correct?"), is_count),
+    **{f"{name}?": _is_share_or_none for name in _SHARES},
+    "loss?": _is_number_or_none,
+    "classes?": _per_class(_shaped(_CLASS)),
+    "member_accuracies?": _list_of(_is_share_or_none, MAX_MEMBERS),
+    "pool_distances?": is_square,
+    "embedding?": is_embedding,
+}
 _PREPARED: Final[Mapping[str, Check]] = {
-    "samples?": _shaped(_SIZES), "class_counts?": _table_of(is_count),
-    "missing_classes?": _list_of(_is_text, MAX_CLASSES), "left_out?": is_count, "torch?": _is_text,
-    "cpu_capability?": _is_text, "device?": _is_text, "parameters?": is_count, "bundle_bytes?": is_count,
+    "samples?": _shaped(_SIZES),
+    "class_counts?": _per_class(is_count),
+    "missing_classes?": _list_of(_is_text, MAX_CLASSES),
+    **dict.fromkeys(("torch?", "cpu_capability?", "device?"), _is_text),
+    **dict.fromkeys(("left_out?", "parameters?", "bundle_bytes?"), is_count),
     "packages?": _list_of(_is_text, MAX_PACKAGES),
-}  # fmt: skip
+}
+_ERROR: Final[Mapping[str, Check]] = {"code": _is_text, "message": _is_text}
+_ERROR_IF_ANY: Final[Mapping[str, Check]] = {"code?": _is_text, "message?": _is_text}
+_POOL: Final = {"member": _is_member, "members": _is_member, "epoch": is_count}
+_PEER: Final[Mapping[str, Check]] = {"peer": _is_text, "bytes": is_count, "edge?": _is_text}
+# A question mark marks an optional key: not every event has it, or the site does not disclose it.
 _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
-    EventKind.RUN: {"state": lambda value: value in list(RunState), "code?": _is_text, "message?": _is_text},
+    EventKind.RUN: {"state": lambda value: value in list(RunState), **_ERROR_IF_ANY},
     EventKind.STEP: {
-        "state": lambda value: value in list(StepState), "code?": _is_text, "message?": _is_text,
-        "result?": _shaped(_RESULT), "sha256?": _is_text, "bytes?": is_count,
+        "state": lambda value: value in list(StepState),
+        **_ERROR_IF_ANY,
+        "result?": _shaped(_RESULT),
+        "sha256?": _is_text,
+        "bytes?": is_count,
     },
     EventKind.READY: {**_SIZES, "seconds?": _is_seconds},
-    EventKind.RESUMED: {"member": _is_member, "members": _is_member, "epoch": is_count, "batch?": is_count},
+    EventKind.RESUMED: {**_POOL, "batch?": is_count},
     EventKind.BEGUN: {},
     EventKind.EPOCH: {
-        "phase": _is_text, "member": _is_member, "members": _is_member, "epoch": is_count, "epochs": is_count,
-        "loss?": _is_number_if_any, "accuracy?": _is_share_if_any, "d1?": _is_number_if_any, "d2?": _is_number_if_any,
-        "eta_seconds?": _is_seconds_if_any,
+        "phase": _is_text,
+        **_POOL,
+        "epochs": is_count,
+        "loss?": _is_number_or_none,
+        "accuracy?": _is_share_or_none,
+        "d1?": _is_number_or_none,
+        "d2?": _is_number_or_none,
+        "eta_seconds?": _optional(_is_seconds),
     },
-    EventKind.MEMBER: {
-        "member": _is_member, "members": _is_member, "epoch": is_count, "accuracy?": _is_share_if_any,
-        "seconds?": _is_seconds,
-    },
-    EventKind.SENDING: {"peer": _is_text, "bytes": is_count, "total": is_count, "edge?": _is_text},
-    EventKind.SENT: {
-        "peer": _is_text, "bytes": is_count, "seconds": _is_seconds, "carries": _is_text, "edge?": _is_text,
-        "sha256?": _is_text,
-    },
-    EventKind.RECEIVED: {
-        "peer": _is_text, "bytes": is_count, "edge?": _is_text, "carries?": _is_text, "sha256?": _is_text,
-    },
-    EventKind.RETRY: {
-        "peer": _is_text, "code": _is_text, "message": _is_text, "wait_seconds": _is_seconds, "edge?": _is_text,
-    },
+    EventKind.MEMBER: {**_POOL, "accuracy?": _is_share_or_none, "seconds?": _is_seconds},
+    EventKind.SENDING: {**_PEER, "total": is_count},
+    EventKind.SENT: {**_PEER, "seconds": _is_seconds, "carries": _is_text, "sha256?": _is_text},
+    EventKind.RECEIVED: {**_PEER, "carries?": _is_text, "sha256?": _is_text},
+    EventKind.RETRY: {"peer": _is_text, **_ERROR, "wait_seconds": _is_seconds, "edge?": _is_text},
     EventKind.UNREACHABLE: {
-        "peer": _is_text, "code": _is_text, "message": _is_text, "policy": _is_text, "patience_seconds": _is_seconds,
+        "peer": _is_text,
+        **_ERROR,
+        "policy": _is_text,
+        "patience_seconds": _is_seconds,
     },
     EventKind.REACHABLE: {"peer": _is_text},
-    EventKind.AROUND: {"steps": _is_steps, "code": _is_text, "message": _is_text, "peer?": _is_text},
-    EventKind.WARNING: {"code": _is_text, "message": _is_text},
-}  # fmt: skip
-"""A key with a question mark may be missing: some events do not have it, or the site does not disclose it."""
+    EventKind.AROUND: {"steps": _is_steps, **_ERROR, "peer?": _is_text},
+    EventKind.WARNING: _ERROR,
+}
 
 
 def check_event_data(kind: EventKind, data: Mapping[str, Any]) -> None:
-    """Refuse data that an event of this kind cannot have."""
+    """Refuse data that does not match the kind of event."""
     if not _fits(data, _DATA[kind]):
-        raise ConfigError("E-CONFIG-VALUE", f"an event of kind {kind} cannot have these data")
+        raise ConfigError("E-CONFIG-VALUE", f"invalid data for an event of kind {kind}")
 
 
 def check_result(result: Mapping[str, Any]) -> None:
-    """Refuse counts and metrics of a step that are none."""
+    """Refuse invalid counts or metrics of a step."""
     if not _fits(result, _RESULT):
-        raise ConfigError("E-CONFIG-VALUE", "a step cannot have this result")
+        raise ConfigError("E-CONFIG-VALUE", "invalid step result")
 
 
 def check_prepared(report: Mapping[str, Any]) -> None:
-    """Refuse what a site cannot have found."""
+    """Refuse an invalid report of a prepared site."""
     if not _fits(report, _PREPARED):
-        raise ConfigError("E-CONFIG-VALUE", "a site cannot have found this")
+        raise ConfigError("E-CONFIG-VALUE", "invalid prepare report")
 
 
 def _fits(data: Mapping[str, Any], shape: Mapping[str, Check]) -> bool:

@@ -1,4 +1,4 @@
-"""What a node reports while it works: the one source of live progress."""
+"""States of runs, steps and edges, and the events that a node journals."""
 
 from __future__ import annotations
 
@@ -9,113 +9,111 @@ from typing import Any, Final
 
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 
-__all__ = ["EventKind", "Event", "RunState", "StepState", "EdgeState", "AHEAD", "TROUBLE"]
-
 
 class RunState(StrEnum):
-    """Where a run is at one site."""
+    """State of a run at one site."""
 
     PENDING = "pending"
-    """The plan passed all checks and waits for this site's administrator; nothing is done or received."""
+    """The plan passed all checks and waits for the site administrator's approval."""
     PREPARED = "prepared"
-    """The plan was accepted; nothing has begun."""
+    """The plan was accepted; nothing has started."""
     RUNNING = "running"
-    """Begun here or at a neighbour."""
+    """Started here or at a neighbour."""
     DONE = "done"
-    """Every step of this site is done or was skipped, and the next sites have passed its outputs on."""
+    """All steps are done or skipped, and the receivers no longer depend on this site's outputs."""
     FAILED = "failed"
-    """A step of this site failed, or a hand-over was refused; see the error."""
+    """A step failed, or a transfer was refused; see the error."""
     CANCELLED = "cancelled"
-    """The operator ended it, or this site's administrator refused it; see the code."""
+    """The operator cancelled the run, or the administrator refused it; see the code."""
     ABORTED = "aborted"
-    """A site could not be reached, and the plan says that the run then ends."""
+    """A site was unreachable, and the plan ends the run in that case."""
     EXPIRED = "expired"
-    """It was prepared and never started, or never approved; see the code."""
+    """Never started, or never approved; see the code."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can bring it back to life."""
+        """Whether the run can never continue."""
         return self in (RunState.DONE, RunState.CANCELLED, RunState.ABORTED)
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more happens by itself."""
+        """Whether nothing more happens without intervention."""
         return self.is_over or self in (RunState.FAILED, RunState.EXPIRED)
 
 
 AHEAD: Final = (RunState.PENDING, RunState.PREPARED)
-"""Nothing has begun: such a run expires, and can be withdrawn or refused."""
+"""Not started yet: such a run expires, and can be withdrawn or refused."""
 
 
 class StepState(StrEnum):
-    """Where a step is."""
+    """State of a step."""
 
     WAITING = "waiting"
     """An input is missing."""
     QUEUED = "queued"
-    """Its inputs are there; the device is busy."""
+    """All inputs are available; waiting for the device."""
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
     SKIPPED = "skipped"
-    """The others went on without it."""
+    """The other sites continued without it."""
 
 
 class EdgeState(StrEnum):
-    """Where a transfer is, seen from this end."""
+    """State of a transfer, as seen from this end."""
 
     WAITING = "waiting"
-    """Nothing has moved."""
+    """Nothing sent or received yet."""
     MOVING = "moving"
-    """Blocks are on their way, or will be as soon as the receiver can be reached."""
+    """In transfer, or as soon as the receiver is reachable."""
     DONE = "done"
     """Verified, on the receiver's disk, journaled and acknowledged."""
     SETTLED = "settled"
-    """At the sender: what the receiver made of it has gone all its way, so nobody has to answer for it any more."""
+    """Sender only: the receiver has passed on its output, so this bundle is not needed again."""
     GIVEN_UP = "given-up"
-    """At the sender: the receiver was out of reach, and nobody waits behind it."""
+    """Sender only: the receiver is unreachable, and no other site depends on it."""
     CLOSED = "closed"
-    """It will not be used: the need was met on another way, or the step was left out."""
+    """Will not be used: another edge met the need, or the step was skipped."""
 
 
 class EventKind(StrEnum):
-    """The kinds of events; beside each, the keys of its data."""
+    """The kinds of events, each with the keys of its data (`?`: optional)."""
 
     RUN = "run"
-    """state: RunState; message?: why; code?: of the error."""
+    """state: RunState; message?: reason; code?: of the error."""
     STEP = "step"
-    """state: StepState; code?, message?: of the error; result?: what the step reports (counts and metrics)."""
+    """state: StepState; code?, message?: of the error; result?: counts and metrics."""
     READY = "ready"
-    """The trainer has loaded what it needs. train, validation, test: samples; seconds."""
+    """The trainer has loaded its data. train, validation, test: samples; seconds."""
     RESUMED = "resumed"
-    """A step goes on from a checkpoint. member, members, epoch, batch (done in that epoch), fits (completed before)."""
+    """A step resumed from a checkpoint. member, members, epoch, batch (of that epoch), fits."""
     BEGUN = "begun"
-    """The trainer computes its first batch: what came before was hand-over and loading."""
+    """The trainer computes its first batch: transfer and loading are finished."""
     EPOCH = "epoch"
-    """phase: warm-up | member; member, members, epoch, epochs, loss, accuracy (validation), d1?, d2?, eta_seconds."""
+    """phase (warm-up | member), member(s), epoch(s), loss, accuracy, d1?, d2?, eta_seconds."""
     MEMBER = "member"
-    """A pool member is complete. member, members, epoch (kept), accuracy (its validation), seconds."""
+    """A pool member is complete. member, members, epoch (kept), accuracy (validation), seconds."""
     SENDING = "sending"
     """edge, peer, bytes (so far), total."""
     SENT = "sent"
-    """edge, peer, bytes, sha256, seconds (of the attempt that succeeded), carries."""
+    """edge, peer, bytes, sha256, seconds (of the successful attempt), carries."""
     RECEIVED = "received"
     """edge, peer, bytes, sha256, carries."""
     RETRY = "retry"
-    """A hand-over did not work and will be repeated. edge, peer, code, message, wait_seconds."""
+    """A transfer failed and will be retried. edge, peer, code, message, wait_seconds."""
     UNREACHABLE = "unreachable"
-    """A neighbour that is waited for cannot be reached. peer, code, message, policy, patience_seconds."""
+    """A required neighbour is unreachable. peer, code, message, policy, patience_seconds."""
     REACHABLE = "reachable"
-    """It answers again. peer."""
+    """The neighbour answers again. peer."""
     AROUND = "around"
-    """A way around sites that are out of reach is taken. edge, steps (left out), peer?, code, message."""
+    """Unreachable sites were skipped. edge, steps (skipped), peer?, code, message."""
     WARNING = "warning"
-    """code, message: something an administrator should know; the run goes on."""
+    """code, message: for the administrator; the run continues."""
 
 
 TROUBLE: Final = (EventKind.RETRY, EventKind.WARNING, EventKind.UNREACHABLE, EventKind.AROUND)
-"""The run goes on, but somebody should know: warnings in every log."""
+"""Logged as warnings: the run continues, but needs attention."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,4 +129,4 @@ class Event:
     step: StepId | None
     kind: EventKind
     data: Mapping[str, Any]
-    """As `EventKind` says; counts, metrics and texts, never samples or weights."""
+    """Keys as documented in `EventKind`: counts, metrics and texts, never samples or weights."""

@@ -1,55 +1,62 @@
-"""A run as a graph: steps at sites, what each needs, and the edges that follow from that.
+"""A run as a graph of steps at sites, and the edges between them.
 
-A topology makes a `Plan`; each site is given its `Slice` alone: its own steps, the edges that end or
-begin at them, and the addresses of those neighbours.
+A topology creates a `Plan`. Each site receives only its `Slice`: its own steps, the edges that
+start or end there, and the addresses of its neighbours.
 
-A site that may be skipped is led around: if a step is left out, whoever needs its output is given what that
-step would have been given; a merge goes on without it where there is nothing else to give. So a need has several
-ways in which it can be met; whichever is journaled first meets it.
+Sites may be skippable. If a step is skipped, the steps that need its output receive the skipped
+step's input instead; a merge continues without an input that has no replacement. So a need can have
+several alternative routes, and the first one journaled meets it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
-from fedelmy_node.config.decode import at_most
 from fedelmy_node.domain.federation import Absence, Recipe, federation_name
 from fedelmy_node.domain.names import (
     Address,
     RunId,
     SiteName,
     StepId,
-    place,
+    at_most,
+    node_address,
     run_id,
     site_name,
     site_of,
     step_id,
 )
-from fedelmy_node.domain.steps import (
+from fedelmy_node.domain.plan_steps import (
+    MAX_EDGES,
     MAX_SITE_STEPS,
     MAX_SKIPS,
     MAX_STEPS,
-    MAX_WAYS,
     PLAN_ID_DIGITS,
     Edge,
+    Route,
     Shortcut,
     Step,
     StepKind,
-    expect,
     in_order,
+    require,
 )
 
-__all__ = [
-    "StepKind", "Step", "Edge", "Shortcut", "Neighbour", "Plan", "Slice", "in_order",
-    "MAX_STEPS", "MAX_WAYS", "PLAN_ID_DIGITS",
-]  # fmt: skip
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, tuple[V, ...]]:
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in groups.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Neighbour:
-    """A site at the other end of an edge, where the operator says it listens, and what to do if it does not answer."""
+    """A site at the other end of an edge, with its address and the policy if it is unreachable."""
 
     site: SiteName
     address: Address
@@ -57,12 +64,12 @@ class Neighbour:
 
     def __post_init__(self) -> None:
         site_name(self.site)
-        place(self.address)
+        node_address(self.address)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """What one site is told of a run."""
+    """The part of a plan that one site receives."""
 
     contract: str
     run: RunId
@@ -71,94 +78,105 @@ class Slice:
     recipe: Recipe
     steps: tuple[Step, ...] = field(metadata=at_most(MAX_SITE_STEPS))
     """Only this site's, inputs before outputs."""
-    edges_in: tuple[Edge, ...] = field(metadata=at_most(MAX_WAYS))
-    edges_out: tuple[Edge, ...] = field(metadata=at_most(MAX_WAYS))
-    neighbours: tuple[Neighbour, ...] = field(metadata=at_most(MAX_WAYS))
-    shortcuts: tuple[Shortcut, ...] = field(default=(), metadata=at_most(MAX_WAYS))
+    edges_in: tuple[Edge, ...] = field(metadata=at_most(MAX_EDGES))
+    edges_out: tuple[Edge, ...] = field(metadata=at_most(MAX_EDGES))
+    neighbours: tuple[Neighbour, ...] = field(metadata=at_most(MAX_EDGES))
+    shortcuts: tuple[Shortcut, ...] = field(default=(), metadata=at_most(MAX_EDGES))
     plan_id: str = ""
-    """Drawn by chance when the run is made, and the same in every slice: names can be used again, this is not."""
+    """Random, and the same in every slice; unlike run names, never reused."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
         run_id(self.run)
-        hexadecimal = len(self.plan_id) in (0, PLAN_ID_DIGITS) and set(self.plan_id) <= set("0123456789abcdef")
-        expect(hexadecimal, f"the plan's id does not have {PLAN_ID_DIGITS} hexadecimal digits")
+        sized = len(self.plan_id) in (0, PLAN_ID_DIGITS)
+        hexadecimal = sized and set(self.plan_id) <= set("0123456789abcdef")
+        require(hexadecimal, f"the plan id does not have {PLAN_ID_DIGITS} hexadecimal digits")
         site_name(self.site)
         federation_name(self.federation)
         self._check_steps()
-        self._check_ways()
+        self._check_routes()
         self._check_order()
 
     def _check_sizes(self) -> None:
-        """First: an operator may be mistaken, or worse, and all that follows takes its time."""
-        ways = self._every_way
-        expect(0 < len(self.steps) <= MAX_SITE_STEPS, f"a site has 1 to {MAX_SITE_STEPS} steps")
-        expect(sum(len(step.needs) for step in self.steps) <= 2 * MAX_WAYS, "its steps need too much")
-        expect(len(ways) <= MAX_WAYS, f"a site has at most {MAX_WAYS} edges and shortcuts")
-        expect(sum(len(way.skips) for way in ways) <= MAX_SKIPS, "its ways lead around too much")
+        """Check first, because the time of all other checks depends on these sizes."""
+        routes = self._routes
+        require(0 < len(self.steps) <= MAX_SITE_STEPS, f"a site has 1 to {MAX_SITE_STEPS} steps")
+        needs = sum(len(step.needs) for step in self.steps)
+        require(needs <= 2 * MAX_EDGES, "its steps have too many needs")
+        require(len(routes) <= MAX_EDGES, f"a site has at most {MAX_EDGES} edges and shortcuts")
+        require(sum(len(r.skips) for r in routes) <= MAX_SKIPS, "its edges skip too many steps")
 
     def _check_steps(self) -> None:
-        own, fed = self._by_id, {(edge.source, edge.target) for edge in self.edges_in if not edge.skips}
-        bundles = {step.id for step in self.steps if step.kind != StepKind.EVALUATE}
-        expect(len(own) == len(self.steps), "steps are repeated")
+        own = self._by_id
+        fed = {(edge.source, edge.target) for edge in self.edges_in if not edge.skips}
+        require(len(own) == len(self.steps), "steps are repeated")
         for step in self.steps:
-            expect(step.site == self.site, "a step belongs to another site")
+            require(step.site == self.site, "a step belongs to another site")
             if step.kind == StepKind.MERGE:
-                expect(bool(step.needs), f"{step.id} must have an input")
+                require(bool(step.needs), f"{step.id} must have an input")
             elif step.kind != StepKind.TRAIN:
-                expect(len(step.needs) == 1, f"{step.id} must have one input")
-            expect(len(set(step.needs)) == len(step.needs), f"{step.id} needs the same twice")
+                require(len(step.needs) == 1, f"{step.id} must have one input")
+            require(len(set(step.needs)) == len(step.needs), f"{step.id} repeats a need")
             for need in step.needs:
                 given = need in own or (need, step.id) in fed
-                expect(given, f"{step.id} needs what neither a step nor an edge of the slice gives")
-                expect(need in bundles or need not in own, "a step needs the output of a step that has none")
+                require(given, f"no step or edge of the slice provides an input of {step.id}")
+                bundle = need not in own or own[need].kind != StepKind.EVALUATE
+                require(bundle, "a step needs the output of a step that has none")
 
-    def _check_ways(self) -> None:
+    def _check_routes(self) -> None:
         own, known = self._by_id, {neighbour.site for neighbour in self.neighbours}
-        expect(len(known) == len(self.neighbours), "a neighbour is repeated")
-        for way in self._every_way:
-            for name in (way.target, way.need, *way.skips, *((way.source,) if way.source else ())):
+        require(len(known) == len(self.neighbours), "a neighbour is repeated")
+        for route in self._routes:
+            for name in (route.target, route.need, *route.skips, route.source or route.target):
                 step_id(name)
-            expect(self.site not in map(site_of, way.skips), f"{way.id} leads around this very site")
+            require(self.site not in map(site_of, route.skips), f"{route.id} skips its own site")
         for edge in self.edges_in + self.edges_out:
             ends = site_of(edge.source), site_of(edge.target)
-            expect(ends == (edge.sender, edge.receiver), f"{edge.id} is not between {edge.sender} and {edge.receiver}")
-            expect(bool(edge.skips) == (edge.need != edge.source), f"{edge.id} is neither a way nor a way around")
+            between = f"{edge.sender} and {edge.receiver}"
+            require(ends == (edge.sender, edge.receiver), f"{edge.id} is not between {between}")
+            consistent = bool(edge.skips) == (edge.need != edge.source)
+            require(consistent, f"the need and the skips of {edge.id} do not agree")
         for edge in self.edges_in:
-            expect(edge.receiver == self.site and edge.target in own, f"edge {edge.id} does not end here")
-            expect(edge.carries == own[edge.target].kind, f"{edge.id} carries something else than it is for")
-            expect(edge.sender in known and edge.sender != self.site, f"the sender of {edge.id} has no address")
+            ours = edge.receiver == self.site and edge.target in own
+            require(ours, f"edge {edge.id} does not end here")
+            require(edge.carries == own[edge.target].kind, f"{edge.id} carries the wrong kind")
+            found = edge.sender in known and edge.sender != self.site
+            require(found, f"the sender of {edge.id} has no address")
         for edge in self.edges_out:
-            expect(edge.sender == self.site and edge.source in own, f"edge {edge.id} does not begin here")
-            expect(edge.receiver in known and edge.receiver != self.site, f"the receiver of {edge.id} has no address")
-            expect(own[edge.source].kind != StepKind.EVALUATE, "an edge begins at a step without a bundle")
-        ids = [way.id for way in self._every_way]
-        expect(len(set(ids)) == len(ids), "an edge is repeated")
-        for way in self.edges_in + self.shortcuts:
-            met = way.target in own and way.need in own[way.target].needs and way.need not in own
-            expect(met, f"{way.id} meets no need of this site")
-            expect(not way.skips or way.skips[0] == way.need, f"{way.id} does not lead around its need")
+            ours = edge.sender == self.site and edge.source in own
+            require(ours, f"edge {edge.id} does not begin here")
+            found = edge.receiver in known and edge.receiver != self.site
+            require(found, f"the receiver of {edge.id} has no address")
+            bundle = own[edge.source].kind != StepKind.EVALUATE
+            require(bundle, "an edge begins at a step without a bundle")
+        ids = [route.id for route in self._routes]
+        require(len(set(ids)) == len(ids), "an edge is repeated")
+        for route in self.edges_in + self.shortcuts:
+            target, need = own.get(route.target), route.need
+            needed = target is not None and need in target.needs and need not in own
+            require(needed, f"{route.id} meets no need of this site")
+            require(not route.skips or route.skips[0] == need, f"{route.id} does not skip its need")
 
     def _check_order(self) -> None:
-        """Nothing is given what is made after it."""
-        into: dict[StepId, list[Shortcut]] = {}
-        for shortcut in self.shortcuts:
-            into.setdefault(shortcut.target, []).append(shortcut)
+        """Refuse shortcuts whose source comes after their target."""
+        into = _grouped((shortcut.target, shortcut) for shortcut in self.shortcuts)
         before: set[StepId | None] = {None}
         for step in self.ordered:
-            for shortcut in into.get(step.id, ()):
-                begins = shortcut.source is not None or step.kind in (StepKind.TRAIN, StepKind.MERGE)
-                expect(begins, f"{step.id} cannot begin without an input")
-                expect(bool(shortcut.skips), f"{shortcut.id} leads around nothing")
-                expect(shortcut.source in before, f"{step.id} cannot be given what is made after it")
-            spared = {shortcut.need for shortcut in into.get(step.id, ()) if shortcut.source is None}
-            remains = step.kind != StepKind.MERGE or not spared.issuperset(step.needs)
-            expect(remains, f"{step.id} could be left without any input")
+            shortcuts = into.get(step.id, ())
+            inputless = step.kind in (StepKind.TRAIN, StepKind.MERGE)
+            for shortcut in shortcuts:
+                possible = shortcut.source is not None or inputless
+                require(possible, f"{step.id} cannot begin without an input")
+                require(bool(shortcut.skips), f"{shortcut.id} skips nothing")
+                require(shortcut.source in before, f"{shortcut.id} begins after its target")
+            dropped = {shortcut.need for shortcut in shortcuts if shortcut.source is None}
+            remains = step.kind != StepKind.MERGE or not dropped.issuperset(step.needs)
+            require(remains, f"{step.id} could be left without any input")
             if step.kind != StepKind.EVALUATE:
                 before.add(step.id)
 
     @property
-    def _every_way(self) -> tuple[Edge | Shortcut, ...]:
+    def _routes(self) -> tuple[Route, ...]:
         return self.edges_in + self.edges_out + self.shortcuts
 
     @cached_property
@@ -167,86 +185,69 @@ class Slice:
 
     @cached_property
     def ordered(self) -> tuple[Step, ...]:
-        """The steps with every input before what needs it, also those that only a shortcut gives."""
-        spare: dict[StepId, list[StepId]] = {}
-        for shortcut in self.shortcuts:
-            if shortcut.source is not None:
-                spare.setdefault(shortcut.target, []).append(shortcut.source)
-        return in_order(self.steps, spare)
+        """The steps in topological order, also with regard to shortcuts."""
+        return in_order(
+            self.steps,
+            _grouped((s.target, s.source) for s in self.shortcuts if s.source is not None),
+        )
 
     @cached_property
-    def _ways_to(self) -> dict[tuple[StepId, StepId], tuple[Edge | Shortcut, ...]]:
-        found: dict[tuple[StepId, StepId], list[Edge | Shortcut]] = {}
-        for way in self.edges_in + self.shortcuts:
-            found.setdefault((way.target, way.need), []).append(way)
-        return {key: tuple(sorted(ways, key=lambda way: len(way.skips))) for key, ways in found.items()}
+    def _routes_to(self) -> dict[tuple[StepId, StepId], tuple[Route, ...]]:
+        routes = sorted(self.edges_in + self.shortcuts, key=lambda route: len(route.skips))
+        return _grouped(((route.target, route.need), route) for route in routes)
 
     @cached_property
     def _edges_from(self) -> dict[StepId, tuple[Edge, ...]]:
-        found: dict[StepId, list[Edge]] = {}
-        for edge in self.edges_out:
-            found.setdefault(edge.source, []).append(edge)
-        return {step: tuple(edges) for step, edges in found.items()}
+        return _grouped((edge.source, edge) for edge in self.edges_out)
 
     @cached_property
     def _shortcuts_from(self) -> dict[StepId, tuple[Shortcut, ...]]:
-        found: dict[StepId, list[Shortcut]] = {}
-        for shortcut in self.shortcuts:
-            if shortcut.source is not None:
-                found.setdefault(shortcut.source, []).append(shortcut)
-        return {step: tuple(ways) for step, ways in found.items()}
+        return _grouped((s.source, s) for s in self.shortcuts if s.source is not None)
 
     @cached_property
-    def _beyond(self) -> dict[tuple[StepId, StepId], tuple[Edge | Shortcut, ...]]:
-        found: dict[tuple[StepId, StepId], list[Edge | Shortcut]] = {}
-        ends = {(way.source, way.target) for way in self.edges_out + self.shortcuts}
-        for way in self.edges_out + self.shortcuts:
-            # Whatever lies behind the first of them is led around by the way that ends there.
-            first = next((step for step in way.skips if (way.source, step) in ends), None)
-            if way.source is not None and first is not None:
-                found.setdefault((way.source, first), []).append(way)
-        return {key: tuple(ways) for key, ways in found.items()}
+    def _beyond(self) -> dict[tuple[StepId, StepId], tuple[Route, ...]]:
+        routes = self.edges_out + self.shortcuts
+        ends = {(route.source, route.target) for route in routes}
+        found: list[tuple[tuple[StepId, StepId], Route]] = []
+        for route in routes:
+            # Only the nearest: steps behind it are skipped by the routes that begin there.
+            first = next((step for step in route.skips if (route.source, step) in ends), None)
+            if route.source is not None and first is not None:
+                found.append(((route.source, first), route))
+        return _grouped(found)
 
     @cached_property
     def _users(self) -> dict[StepId, tuple[Step, ...]]:
-        found: dict[StepId, list[Step]] = {}
-        for step in self.steps:
-            for need in step.needs:
-                found.setdefault(need, []).append(step)
-        return {need: tuple(steps) for need, steps in found.items()}
+        return _grouped((need, step) for step in self.steps for need in step.needs)
 
     def step(self, step: StepId) -> Step:
-        """The step of this id, which must be the slice's."""
         return self._by_id[step]
 
-    def ways_to(self, step: StepId, need: StepId) -> tuple[Edge | Shortcut, ...]:
-        """Every way in which `need` of `step` can be met, the plan's own first; none for a step of this site."""
-        return self._ways_to.get((step, need), ())
+    def ways_to(self, step: StepId, need: StepId) -> tuple[Route, ...]:
+        """Return all routes that can meet a need, fewest skips first; none for a local need."""
+        return self._routes_to.get((step, need), ())
 
     def edges_from(self, step: StepId) -> tuple[Edge, ...]:
-        """The edges that begin at a step."""
         return self._edges_from.get(step, ())
 
     def shortcuts_from(self, step: StepId) -> tuple[Shortcut, ...]:
-        """The shortcuts that begin at a step."""
         return self._shortcuts_from.get(step, ())
 
-    def beyond(self, way: Edge | Shortcut) -> tuple[Edge | Shortcut, ...]:
-        """The nearest ways around the target of a way that begins here: one for every step that waits behind it."""
+    def beyond(self, way: Route) -> tuple[Route, ...]:
+        """Return the nearest routes that skip the target: one per step that depends on it."""
         return self._beyond.get((way.source, way.target), ()) if way.source is not None else ()
 
     def users(self, step: StepId) -> tuple[Step, ...]:
-        """This site's steps that need the output of a step."""
+        """Return this site's steps that need the output of a step."""
         return self._users.get(step, ())
 
     def neighbour(self, site: SiteName) -> Neighbour:
-        """The neighbour of this name, which must be one."""
         return next(found for found in self.neighbours if found.site == site)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The whole run: made by a topology, held by the launcher and by simulation, never sent as a whole."""
+    """The whole run, known to the launcher and the simulation only; sites receive slices."""
 
     contract: str
     run: RunId
@@ -256,35 +257,39 @@ class Plan:
     steps: tuple[Step, ...]
     """Inputs before outputs."""
     plan_id: str = ""
-    """See `Slice`; empty until somebody is asked to take part."""
+    """See `Slice`; empty until the sites are asked to participate."""
 
     def __post_init__(self) -> None:
-        ids = {step.id for step in self.steps}
-        expect(0 < len(self.steps) <= MAX_STEPS and len(ids) == len(self.steps), "steps are missing or repeated")
-        expect(all(need in ids for step in self.steps for need in step.needs), "a step needs an unknown step")
-        expect({step.site for step in self.steps} <= {site.site for site in self.sites}, "a step's site is unknown")
+        ids = self._by_id
+        complete = 0 < len(self.steps) <= MAX_STEPS and len(ids) == len(self.steps)
+        require(complete, "steps are missing or repeated")
+        known = all(need in ids for step in self.steps for need in step.needs)
+        require(known, "a step needs an unknown step")
+        placed = {step.site for step in self.steps} <= {site.site for site in self.sites}
+        require(placed, "a step's site is unknown")
         in_order(self.steps)
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """Every need whose two steps are at different sites."""
+        """The edges used when no site is skipped."""
         return tuple(way for way in self.ways if isinstance(way, Edge) and not way.skips)
 
     @cached_property
-    def ways(self) -> tuple[Edge | Shortcut, ...]:
-        """How needs from other sites are met: the edges, and the ways around sites that may be skipped."""
+    def ways(self) -> tuple[Route, ...]:
+        """All routes between sites: the edges, and the alternatives around skippable sites."""
         return tuple(
-            way
+            route
             for step in self.steps
             for need in step.needs
             if site_of(need) != step.site
-            for way in self._ways(step, need)
+            for route in self._routes_for(step, need)
         )
 
-    def _ways(self, step: Step, need: StepId) -> Iterator[Edge | Shortcut]:
-        """The edge from `need`; then, for as long as sites may be skipped, what `need` itself would have been given.
+    def _routes_for(self, step: Step, need: StepId) -> Iterator[Route]:
+        """Yield the edge from `need`, then the alternatives: the inputs of each skippable step.
 
-        Nothing stands for the output of a merge. A merge goes on without an input that nobody else can give.
+        Nothing replaces the output of a merge. A merge continues without an input that has no
+        replacement.
         """
         source: StepId | None = need
         skips: tuple[StepId, ...] = ()
@@ -292,10 +297,16 @@ class Plan:
         while source is not None and site_of(source) != step.site:
             if site_of(source) not in around:
                 yield Edge(
-                    source=source, target=step.id, sender=site_of(source), receiver=step.site, carries=step.kind,
-                    need=need, skips=skips, ends=step.kind == StepKind.MERGE or step.id not in self._feeding_others,
-                )  # fmt: skip
-            if site_of(source) not in self._may_skip:
+                    source=source,
+                    target=step.id,
+                    sender=site_of(source),
+                    receiver=step.site,
+                    carries=step.kind,
+                    need=need,
+                    skips=skips,
+                    ends=step.kind == StepKind.MERGE or step.id not in self._feeding_others,
+                )
+            if site_of(source) not in self._skippable:
                 return
             known = self._by_id[source]
             if known.kind == StepKind.MERGE or len(known.needs) > 1:
@@ -311,18 +322,18 @@ class Plan:
 
     @cached_property
     def stuck(self) -> tuple[SiteName, ...]:
-        """The sites that may be skipped although somebody behind them would have nothing to go on with."""
-        last: dict[tuple[StepId, StepId], Edge | Shortcut] = {(way.target, way.need): way for way in self.ways}
-        ends = {way.sender for way in last.values() if isinstance(way, Edge) and way.sender in self._may_skip}
-        return tuple(site.site for site in self.sites if site.site in ends)
+        """Skippable sites whose dependents would have no input without them."""
+        last = {(way.target, way.need): way for way in self.ways}.values()
+        senders = {way.sender for way in last if isinstance(way, Edge)} & self._skippable
+        return tuple(site.site for site in self.sites if site.site in senders)
 
     @cached_property
-    def _may_skip(self) -> set[SiteName]:
+    def _skippable(self) -> set[SiteName]:
         return {site.site for site in self.sites if site.absence.on_unreachable == "skip"}
 
     @cached_property
     def _feeding_others(self) -> set[StepId]:
-        """The steps whose output another site needs, as it is or after further steps of the same site."""
+        """Steps whose output another site needs, directly or through steps of the same site."""
         feeding: set[StepId] = set()
         for step in reversed(in_order(self.steps)):
             for need in step.needs:
@@ -335,11 +346,13 @@ class Plan:
         return {step.id: step for step in self.steps}
 
     def slice_for(self, site: SiteName) -> Slice:
-        """What `site` may know: nothing of steps, edges and addresses that do not touch it."""
+        """Return what `site` may know: only steps, edges and addresses that concern it."""
         edges = [way for way in self.ways if isinstance(way, Edge)]
+        shortcuts = [way for way in self.ways if isinstance(way, Shortcut)]
         edges_in = tuple(edge for edge in edges if edge.receiver == site)
         edges_out = tuple(edge for edge in edges if edge.sender == site)
         near = {edge.sender for edge in edges_in} | {edge.receiver for edge in edges_out}
+        neighbours = (neighbour for neighbour in self.sites if neighbour.site in near)
         return Slice(
             contract=self.contract,
             run=self.run,
@@ -349,7 +362,7 @@ class Plan:
             steps=tuple(step for step in self.steps if step.site == site),
             edges_in=edges_in,
             edges_out=edges_out,
-            neighbours=tuple(sorted((s for s in self.sites if s.site in near), key=lambda s: s.site)),
+            neighbours=tuple(sorted(neighbours, key=lambda neighbour: neighbour.site)),
             plan_id=self.plan_id,
-            shortcuts=tuple(w for w in self.ways if isinstance(w, Shortcut) and site_of(w.target) == site),
+            shortcuts=tuple(s for s in shortcuts if site_of(s.target) == site),
         )

@@ -1,27 +1,88 @@
-"""What a node tells about itself and about a run: to operators, to its administrator, to the launcher's tables."""
+"""What nodes report about themselves and their runs, and the findings of checks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
+from fedelmy_node.domain.artifact import Origin
+from fedelmy_node.domain.errors import CATALOGUE, FedelmyError, InternalError
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
-from fedelmy_node.domain.findings import Finding
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
-from fedelmy_node.domain.plan import Neighbour, StepKind
-from fedelmy_node.domain.transfer import Origin
+from fedelmy_node.domain.plan import Neighbour
+from fedelmy_node.domain.plan_steps import StepKind
 
-__all__ = [
-    "Signed", "PrepareAnswer", "RunSummary", "NodeDescription", "StepReport", "EdgeReport", "Absent",
-    "NeighbourState", "Measured", "RunReport", "PrunedRun", "ServiceHealth", "Health", "ResultModel",
-]  # fmt: skip
+Verdict = Literal["ok", "warning", "failure"]
+"""ok: nothing to do; warning: works, but needs attention; failure: a run would fail."""
+RANK: Final[Mapping[str, int]] = {"ok": 0, "warning": 1, "failure": 2}
+Tell = Callable[[str], None]
+"""Progress callback: receives the name of the next check."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One line of a doctor's report."""
+
+    subject: str
+    """identity, clock, node, disk, data, device, plan, `peer NAME` or `from here` (an operator)."""
+    check: str
+    """The aspect that was checked, such as `tls`."""
+    verdict: Verdict
+    message: str
+    """The result. It may leave the site only together with all of `facts`."""
+    code: str = ""
+    """Error code; empty if ok."""
+    fix: str = ""
+    """What to do; empty only if ok."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers behind the message."""
+    private: str = ""
+    """Details for this machine only: paths, files, addresses of the local network."""
+
+    @classmethod
+    def of(
+        cls, error: FedelmyError, subject: str, check: str, verdict: Verdict = "failure"
+    ) -> Finding:
+        """Create a finding from an error."""
+        return cls(
+            subject=subject,
+            check=check,
+            verdict=verdict,
+            message=error.message,
+            code=error.code,
+            fix=error.hint,
+            private=error.private,
+        )
+
+    @property
+    def whole(self) -> str:
+        """The message with its private details, for this machine only."""
+        return f"{self.message} ({self.private})" if self.private else self.message
+
+    def without_private(self) -> Finding:
+        """Return a copy that may leave this machine."""
+        return replace(self, private="")
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """Return the most severe verdict."""
+    return max((finding.verdict for finding in findings), key=RANK.__getitem__, default="ok")
+
+
+def exit_code_of(findings: Iterable[Finding]) -> int:
+    """Return the exit code of the first failure, or 0 if there is none."""
+    for finding in findings:
+        if finding.verdict == "failure":
+            entry = CATALOGUE.get(finding.code)
+            return (entry.kind if entry else InternalError).exit_code
+    return 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signed:
-    """Something that an operator signed; signature and certificate are empty only between --insecure nodes."""
+    """A payload signed by an operator; unsigned only between --insecure nodes."""
 
     payload: bytes
     """Canonical JSON."""
@@ -32,19 +93,19 @@ class Signed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareAnswer:
-    """What a site says to a plan that it does not refuse."""
+    """A site's answer to a plan that it does not refuse."""
 
     report: Mapping[str, Any]
-    """Counts of samples and classes, versions, size of the model; as far as the site discloses them."""
+    """Sample and class counts, versions, model size; as far as the site discloses them."""
     state: RunState | None
-    """Of the run there; pending: its administrator has to agree first. None: an examined site would refuse."""
+    """State of the run there (pending: needs approval); None: a dry run found a refusal."""
     findings: tuple[Finding, ...] = ()
-    """Of its examination, if that was asked for."""
+    """Results of the dry run, if requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """One line about a run."""
+    """A run in a listing."""
 
     run: RunId
     state: RunState
@@ -55,7 +116,7 @@ class RunSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeDescription:
-    """What a node is, has and speaks."""
+    """A node's software, hardware, peers and runs. Times are in seconds since the epoch."""
 
     site: SiteName
     version: str
@@ -69,16 +130,15 @@ class NodeDescription:
     peers: tuple[str, ...]
     free_bytes: int
     clock: float
-    """The node's time, in seconds since the epoch."""
     runs: tuple[RunSummary, ...] = ()
     certificate_expires: float = 0.0
-    """In seconds since the epoch; 0: the node has no certificate."""
+    """0: the node has no certificate."""
     advertise: Address | None = None
-    """Where others reach it, by its own word; None: it does not say."""
+    """Configured public address, if any."""
     warnings: tuple[str, ...] = ()
-    """About its neighbours, each with its code."""
+    """Warnings about its neighbours, each with its code."""
     names_plans: bool = False
-    """Every word to its neighbours names its plan; False: older software."""
+    """Whether its messages to neighbours contain the plan id; False: older software."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +149,7 @@ class StepReport:
     kind: StepKind
     state: StepState
     sha256: str
-    """Of its bundle; empty if it has none (yet)."""
+    """Digest of its bundle; empty if there is none (yet)."""
     size: int
     result: Mapping[str, Any]
     """Counts and metrics."""
@@ -112,47 +172,44 @@ class EdgeReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Absent:
-    """A neighbour that a site waits for and cannot reach."""
+    """An unreachable neighbour that a site is waiting for."""
 
     site: SiteName
     seconds: float
-    """How long it has been out of reach."""
     on_unreachable: OnUnreachable
-    """What will be done about it."""
     patience_seconds: float
-    """And when."""
+    """Time until `on_unreachable` applies."""
     code: str
-    """Of the last attempt's error."""
+    """Error code of the last attempt."""
     message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeighbourState:
-    """What one neighbour tells another about a run: all that matters between them, whenever it changes."""
+    """The state of a run that a site sends to a neighbour whenever it changes."""
 
     state: RunState
     received: tuple[EdgeId, ...] = ()
-    """Edges between the two whose bundle arrived at whoever tells this."""
+    """Edges between the two sites whose bundle the sender of this message has received."""
     settled: tuple[EdgeId, ...] = ()
-    """Edges from the listener that it need not answer for any more: the need was met, on this way or another, and
-    what was made of it has gone all its way."""
+    """Edges from the recipient whose bundle is not needed again: its outputs were passed on."""
     closed: tuple[EdgeId, ...] = ()
-    """Edges between the two that will not be used: another way was taken."""
+    """Edges between the two sites that will not be used: an alternative was chosen."""
     near: tuple[EdgeId, ...] = ()
-    """Edges to the listener whose hand-over comes within seconds."""
+    """Edges to the recipient whose transfer begins within seconds."""
     message: str = ""
     """Why the run was aborted."""
     cancel: Signed | None = None
-    """The operator's word that the run has ended."""
+    """The operator's signed cancellation."""
     left_out: tuple[EdgeId, ...] = ()
-    """Edges to merges of the listener on which nothing will come: the step that they begin at was left out."""
+    """Edges to merges of the recipient that stay empty, because their source was skipped."""
     plan_id: str = ""
-    """Of the plan that this is about; empty: older software, which does not say."""
+    """The plan concerned; empty: older software."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a node answers to whoever measures the way to it."""
+    """A node's answer to a link test."""
 
     site: SiteName
     version: str
@@ -160,98 +217,91 @@ class Measured:
     clock: float
     """The node's time, in seconds since the epoch."""
     received: int
-    """Bytes that came."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """A run at one site."""
+    """A run at one site. Times are in seconds since the epoch."""
 
     run: RunId
     site: SiteName
     state: RunState
     code: str
-    """Of the error, if the run failed here."""
+    """Error code, if the run failed here."""
     message: str
     steps: tuple[StepReport, ...]
     edges: tuple[EdgeReport, ...]
     last_event: int
-    """Watching after this sequence number misses nothing."""
+    """Sequence number from which events can be followed without a gap."""
     parameters: int
     bundle_bytes: int
     federation: str = ""
     neighbours: tuple[Neighbour, ...] = ()
-    """The sites that the plan wires this one to, and where they are."""
     absent: tuple[Absent, ...] = ()
-    """Whom this site waits for in vain at the moment."""
+    """Unreachable neighbours that this site is waiting for."""
     origin: Origin = field(default_factory=Origin)
-    """Whose work the result at this site holds, or, until there is one, the last bundle that it made."""
+    """Contributors to the result at this site, or to its latest bundle."""
     plan_id: str = ""
-    """Which plan of this run the site has: a cancel names it."""
+    """The site's plan of this run; a cancellation refers to it."""
     operator: str = ""
-    """Who asked for it; for the site's administrator alone."""
+    """Who requested the run; for the site's administrator only."""
     plan_sha256: str = ""
-    """Of this site's slice of the plan: what was asked for, what is approved, what was done."""
+    """Digest of this site's slice of the plan."""
     asked: tuple[str, ...] = ()
-    """What the plan asks of the site, in sentences; for the administrator alone."""
+    """What the plan requests, in sentences; for the site's administrator only."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    """What the sites agreed on, as the plan says it."""
     prepared: Mapping[str, Any] = field(default_factory=dict)
-    """What the site found when it was asked, as far as it discloses that: counts, versions, size of the model."""
+    """The report of `PrepareAnswer`."""
     version: str = ""
-    """Of the software there."""
     clock: float = 0.0
-    """The site's time when it reported, in seconds since the epoch."""
     expires_at: float = 0.0
-    """When a run that nobody approves or starts expires, in seconds since the epoch; 0: it does not."""
+    """When the run expires unless it is approved and started; 0: never."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrunedRun:
-    """A run that was forgotten, or would be."""
+    """A run that was or would be pruned."""
 
     run: RunId
     state: RunState
     size: int
-    """Of its files, in bytes."""
+    """Bytes of its files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceHealth:
-    """Whether one service of a node works."""
+    """Health of one service of a node."""
 
     name: str
-    """As gRPC health names it; empty: the node, with all its services."""
+    """gRPC health name; empty: the node as a whole."""
     serving: bool
     reason: str = ""
-    """Why it does not work."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Health:
-    """Whether a daemon is well, and what it does."""
+    """Health and current work of a daemon."""
 
     serving: bool
     site: SiteName
     address: str
     process: int
     active: str = ""
-    """The step that is being computed, as `RUN STEP`."""
+    """The running step, as `RUN STEP`."""
     queue: tuple[str, ...] = ()
     problems: tuple[str, ...] = field(default=())
     warnings: tuple[str, ...] = ()
-    """What does not stop it, but should be seen to."""
     certificate_expires: float = 0.0
-    """In seconds since the epoch; 0: it has no certificate."""
+    """In seconds since the epoch; 0: no certificate."""
     services: tuple[ServiceHealth, ...] = ()
     free_bytes: int = 0
     """On the disk of the state directory."""
     total_bytes: int = 0
     version: str = ""
     metrics: str = ""
-    """Where the metrics are; empty: nowhere."""
+    """Address of the metrics; empty if off."""
     advertise: str = ""
-    """Where others reach it, by its settings; empty: they do not say."""
+    """Configured public address; empty if not set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,6 +316,6 @@ class ResultModel:
     recipe: bytes
     """Canonical JSON of the run's `Recipe`."""
     data: str
-    """The site's data source as configured; empty if none."""
+    """Configured data source; empty if none."""
     indices: str
     unreadable: str

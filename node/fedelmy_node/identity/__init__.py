@@ -1,1 +1,1 @@
-"""Who a site or an operator is, and how it proves it: certificates, the files of an identity, signatures."""
+"""Identities of sites and operators: keys, certificates, trust, signatures."""

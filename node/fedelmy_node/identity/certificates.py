@@ -1,7 +1,7 @@
-"""What a certificate says; whether it may be believed is the business of `trust`.
+"""Contents of certificates; `trust` decides whether to believe them.
 
-In a certificate of the federation's own CA one DNS name, `{name}.{role}.fedelmy`, is the single carrier of both
-name and role. Certificates of other CAs have other names, which `trust` maps.
+Certificates of the federation's own CA have exactly one DNS name, `{name}.{role}.fedelmy`, with
+both name and role. Certificates of other CAs have other names, which `trust` maps.
 """
 
 from __future__ import annotations
@@ -17,23 +17,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedelmy_node.errors import ConfigError, IdentityError
-from fedelmy_node.identity.subject import SUFFIX, Subject
-
-__all__ = [
-    "KEY_USAGES", "EXPIRY_WARNING_DAYS", "UNREADABLE",
-    "fingerprint", "full_fingerprint", "public_key", "parse_certificates", "to_pem",
-    "subject_of_names", "dns_names", "read_subject", "check_form", "tls_name", "names_holder", "expiry_warning",
-    "check_dates", "check_authority",
-]  # fmt: skip
+from fedelmy_node.domain.errors import ConfigError, IdentityError
+from fedelmy_node.domain.subject import SUFFIX, Subject
 
 KEY_USAGES: Final = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
-"""Every node dials and is dialled, so every certificate needs both."""
+"""Every node is both client and server, so every certificate needs both."""
 EXPIRY_WARNING_DAYS: Final = 30
-"""A certificate that is good for less is spoken of wherever somebody looks."""
-_USAGE_TEXTS: Final = dict(
-    zip(KEY_USAGES, ("server authentication (serverAuth)", "client authentication (clientAuth)"), strict=True)
-)
+_USAGE_TEXTS: Final = {
+    ExtendedKeyUsageOID.SERVER_AUTH: "server authentication (serverAuth)",
+    ExtendedKeyUsageOID.CLIENT_AUTH: "client authentication (clientAuth)",
+}
 UNREADABLE: Final = (
     ValueError,
     TypeError,
@@ -43,52 +36,54 @@ UNREADABLE: Final = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""What `cryptography` raises about what others wrote; most of it is no ValueError."""
-# Names that are too long and odd numbers are no news for our standard error.
+"""What `cryptography` raises for invalid input; most of it is not a ValueError."""
+# Long names and unusual serial numbers are harmless; keep them out of standard error.
 warnings.filterwarnings("ignore", "Attribute's length must be|Parsed a serial number")
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """The short form for two people on the phone, such as `5F3A-90C1-77DE-0B42-A9E6`.
+    """Return the short form to compare by phone, such as `5F3A-90C1-77DE-0B42-A9E6`.
 
-    Ten bytes, because an impostor needs a key of his own with the *same* fingerprint as the site's: 2^80
-    tries. (Collisions among his own keys, 2^40, gain him nothing.) Five groups of four are read aloud easily.
+    Ten bytes: an impostor needs a key with the *same* fingerprint, 2^80 attempts. Collisions among
+    the impostor's own keys (2^40) are useless.
     """
     text = _digest(key)[:10].hex().upper()
     return "-".join(text[i : i + 4] for i in range(0, len(text), 4))
 
 
 def full_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """The whole SHA-256 of the public key (its SubjectPublicKeyInfo), for registers and programs."""
+    """Return the SHA-256 of the public key (its SubjectPublicKeyInfo)."""
     return f"sha256:{_digest(key).hex()}"
 
 
 def _digest(key: ec.EllipticCurvePublicKey) -> bytes:
-    info = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
     digest = hashes.Hash(hashes.SHA256())
-    digest.update(info)
+    digest.update(key.public_bytes(serialization.Encoding.DER, form))
     return digest.finalize()
 
 
-def public_key(holder: x509.Certificate | x509.CertificateSigningRequest) -> ec.EllipticCurvePublicKey:
-    """The holder's P-256 key; other kinds are refused (grpcio's TLS takes no Ed25519, and one is enough)."""
+def public_key(
+    holder: x509.Certificate | x509.CertificateSigningRequest,
+) -> ec.EllipticCurvePublicKey:
+    """Return the P-256 key; refuse other kinds (grpcio's TLS does not support Ed25519)."""
     try:
         key = holder.public_key()
     except UNREADABLE as error:
-        raise IdentityError("E-IDENTITY-FILE", f"the public key cannot be read: {error}") from error
+        raise IdentityError("E-IDENTITY-FILE", f"cannot read the public key: {error}") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("E-IDENTITY-FILE", "the key is not an ECDSA P-256 key")
     return key
 
 
 def parse_certificates(pem: bytes, origin: str) -> Sequence[x509.Certificate]:
-    """All certificates of a PEM text; `origin` names it in messages."""
+    """Parse all certificates of a PEM text; `origin` names the source in messages."""
     try:
         certificates = x509.load_pem_x509_certificates(pem)
-        for each in certificates:  # read only when they are asked for, and damaged ones raise then
+        for each in certificates:  # these are parsed lazily: damaged ones must raise here
             _ = each.subject, each.issuer, each.not_valid_before_utc, each.not_valid_after_utc
     except UNREADABLE as error:
-        raise IdentityError("E-IDENTITY-FILE", f"{origin} holds no certificate") from error
+        raise IdentityError("E-IDENTITY-FILE", f"{origin} contains no valid certificate") from error
     return certificates
 
 
@@ -97,52 +92,52 @@ def to_pem(certificate: x509.Certificate) -> bytes:
 
 
 def subject_of_names(names: Sequence[str]) -> Subject:
-    """The subject that DNS names spell; there must be exactly one, of the form `{name}.{role}.fedelmy`."""
+    """Parse the only DNS name, which must have the form `{name}.{role}.fedelmy`."""
+    form = f"NAME.ROLE.{SUFFIX}"
     if len(names) != 1:
-        raise IdentityError("E-IDENTITY-FILE", f"one name of the form NAME.ROLE.{SUFFIX} is needed, not {len(names)}")
+        message = f"exactly one name of the form {form} is required, not {len(names)}"
+        raise IdentityError("E-IDENTITY-FILE", message)
     name, _, rest = names[0].partition(".")
     role, _, suffix = rest.partition(".")
     try:
         if suffix == SUFFIX:
             return Subject.of(name, role)
     except ConfigError:
-        pass  # the same refusal as below, which names the whole text
-    raise IdentityError("E-IDENTITY-FILE", f"{names[0]!r} is not a name of the form NAME.ROLE.{SUFFIX}")
+        pass  # refused below, with the whole text
+    raise IdentityError("E-IDENTITY-FILE", f"{names[0]!r} is not a name of the form {form}")
 
 
 def dns_names(certificate: x509.Certificate) -> list[str]:
-    """Its alternative names that are DNS names."""
+    """Return the DNS names among the subject alternative names."""
     names = _extension(certificate, x509.SubjectAlternativeName)
     return [] if names is None else names.get_values_for_type(x509.DNSName)
 
 
 def read_subject(certificate: x509.Certificate) -> Subject:
-    """Whom a leaf names that keeps to the federation's form: one DNS name, and no other."""
+    """Return the subject of a leaf in the federation's form: one DNS name, and no other."""
     names = _extension(certificate, x509.SubjectAlternativeName) or ()
     if any(not isinstance(name, x509.DNSName) for name in names):
-        raise IdentityError("E-IDENTITY-FILE", "the certificate has names of other kinds than DNS")
+        raise IdentityError("E-IDENTITY-FILE", "the certificate has names other than DNS names")
     return subject_of_names(dns_names(certificate))
 
 
 def check_form(certificate: x509.Certificate) -> None:
-    """Refuse a leaf that cannot be used at both ends of a connection, or whose key is of another kind."""
+    """Refuse a leaf with an unsupported key, or unusable as client or server certificate."""
     public_key(certificate)
     constraints = _extension(certificate, x509.BasicConstraints)
     if constraints is not None and constraints.ca:
-        raise IdentityError("E-IDENTITY-FILE", "the certificate is that of a CA, not of a site or an operator")
+        message = "the certificate belongs to a CA, not to a site or an operator"
+        raise IdentityError("E-IDENTITY-FILE", message)
     usages = set(_extension(certificate, x509.ExtendedKeyUsage) or ())
     missing = [text for usage, text in _USAGE_TEXTS.items() if usage not in usages]
     if missing:
-        raise IdentityError(
-            "E-IDENTITY-FILE",
-            f"the certificate does not allow {' or '.join(missing)}",
-            hint="Every node calls and is called: have the CA put both extended key usages, serverAuth and clientAuth, "
-            "into the certificate.",
-        )
+        message = f"the certificate does not allow {' or '.join(missing)}"
+        hint = "Have the CA add both extended key usages, serverAuth and clientAuth."
+        raise IdentityError("E-IDENTITY-FILE", message, hint=hint)
 
 
 def tls_name(certificate: x509.Certificate) -> str:
-    """A name in the certificate that TLS can compare: what a channel to its holder expects to find."""
+    """Return a name in the certificate that a TLS client can expect."""
     names = _extension(certificate, x509.SubjectAlternativeName)
     if names is None:
         common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -150,18 +145,17 @@ def tls_name(certificate: x509.Certificate) -> str:
             return str(common[0].value)
     else:
         for name in names.get_values_for_type(x509.DNSName):
-            return name.replace("*", "any", 1)  # a wildcard stands for one label
+            return name.replace("*", "any", 1)  # a wildcard matches one label
         for address in names.get_values_for_type(x509.IPAddress):
             return str(address)
-    raise IdentityError(
-        "E-IDENTITY-FILE",
-        f"the certificate of {certificate.subject.rfc4514_string()!r} has no name that TLS can compare",
-        hint="Have the CA put a DNS name into it, such as the one in the request.",
-    )
+    holder = certificate.subject.rfc4514_string()
+    message = f"the certificate of {holder!r} has no name that TLS can compare"
+    hint = "Have the CA add a DNS name, such as the one in the request."
+    raise IdentityError("E-IDENTITY-FILE", message, hint=hint)
 
 
 def names_holder(certificate: x509.Certificate, name: str) -> bool:
-    """Whether TLS finds `name` in the certificate; alternative names, if there are any, are all that counts."""
+    """Return whether TLS matches `name`; the common name counts only without a SAN."""
     names = _extension(certificate, x509.SubjectAlternativeName)
     if names is None:
         common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -172,7 +166,7 @@ def names_holder(certificate: x509.Certificate, name: str) -> bool:
 
 
 def expiry_warning(holder: str, not_after: datetime, now: datetime | None = None) -> str | None:
-    """What to say of a certificate that ends soon or has ended; None if it is good for more than a month."""
+    """Return a warning if the certificate expires within 30 days, else None."""
     days = (not_after - (now or datetime.now(UTC))) / timedelta(days=1)
     if days > EXPIRY_WARNING_DAYS:
         return None
@@ -183,24 +177,24 @@ def expiry_warning(holder: str, not_after: datetime, now: datetime | None = None
 
 
 def check_dates(certificate: x509.Certificate, holder: str, now: datetime | None = None) -> None:
-    """Refuse a certificate outside its dates; `holder` says whose it is."""
+    """Refuse a certificate outside its validity period; `holder` names it in messages."""
     now = now or datetime.now(UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin:
-        raise IdentityError(
-            "E-IDENTITY-EXPIRED",
-            f"the certificate of {holder} begins on {begin:%Y-%m-%d %H:%M} UTC; it is {now:%Y-%m-%d %H:%M}",
-            hint="Correct the clock of this machine.",
-        )
+        valid = f"valid from {begin:%Y-%m-%d %H:%M} UTC; it is {now:%Y-%m-%d %H:%M}"
+        message, hint = f"the certificate of {holder} is {valid}", "Correct this machine's clock."
+        raise IdentityError("E-IDENTITY-EXPIRED", message, hint=hint)
     if now > end:
-        raise IdentityError("E-IDENTITY-EXPIRED", f"the certificate of {holder} expired on {end:%Y-%m-%d %H:%M} UTC")
+        message = f"the certificate of {holder} expired on {end:%Y-%m-%d %H:%M} UTC"
+        raise IdentityError("E-IDENTITY-EXPIRED", message)
 
 
 def check_authority(ca: x509.Certificate) -> None:
-    """Refuse anything but a certificate that may sign others."""
+    """Refuse a certificate that is not a CA."""
     constraints = _extension(ca, x509.BasicConstraints)
     if constraints is None or not constraints.ca:
-        raise IdentityError("E-IDENTITY-FILE", f"{ca.subject.rfc4514_string()!r} in ca.pem is no CA: it may not sign")
+        message = f"{ca.subject.rfc4514_string()!r} in ca.pem is not a CA certificate"
+        raise IdentityError("E-IDENTITY-FILE", message)
 
 
 _E = TypeVar("_E", x509.SubjectAlternativeName, x509.ExtendedKeyUsage, x509.BasicConstraints)
@@ -212,4 +206,4 @@ def _extension(certificate: x509.Certificate, kind: type[_E]) -> _E | None:
     except x509.ExtensionNotFound:
         return None
     except UNREADABLE as error:
-        raise IdentityError("E-IDENTITY-FILE", f"the certificate cannot be read: {error}") from error
+        raise IdentityError("E-IDENTITY-FILE", f"cannot read the certificate: {error}") from error

@@ -1,7 +1,7 @@
-"""Whom an identity believes at this moment: its CAs, what they revoked, foreign names, and pinned keys.
+"""Verification of certificates: CAs, revocation lists, mapped names and pinned keys.
 
-`Trust.verify` is the one place that says whom a certificate names and whether it may be believed now. Servers ask
-it about callers, diallers about whom they met, and everybody about who signed a plan.
+`Trust.verify` decides alone whom a certificate names and whether it is valid now: for callers of a
+server, for the servers that a client connects to, and for the signers of plans.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.x509 import verification
 
-from fedelmy_node.errors import ConfigError, IdentityError
+from fedelmy_node.domain.errors import ConfigError, IdentityError
+from fedelmy_node.domain.subject import NameRule, Subject, TrustRules
 from fedelmy_node.identity.certificates import (
     check_authority,
     check_dates,
@@ -28,39 +29,38 @@ from fedelmy_node.identity.certificates import (
     public_key,
     read_subject,
 )
-from fedelmy_node.identity.rules import NameRule, TrustRules
-from fedelmy_node.identity.subject import Subject
 
 if TYPE_CHECKING:
     from fedelmy_node.identity.revocation import RevocationList
 
-__all__ = ["Trust", "CHAIN_CERTIFICATES"]
 
 CHAIN_CERTIFICATES: Final = 8
-"""A leaf with its intermediates; longer ones are not looked at."""
+"""Limit of a leaf with its intermediates."""
 _REMEMBERED: Final = 256
-"""Chains that need not be judged again; more callers than a federation has."""
+"""Verified chains to remember: more than a federation has callers."""
 
 Certificates = tuple[x509.Certificate, ...]
-"""A leaf and what leads from it to a CA; or CAs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Immutable, as long as its files are: rotation and revocation make a new one, which remembers nothing."""
+    """The trusted CAs with their lists and rules; replaced whenever the files change."""
 
     ca_pem: bytes = field(repr=False)
-    """The CAs that are trusted, one or several."""
     lists_pem: bytes = field(default=b"", repr=False)
-    """Their revocation lists."""
+    """Revocation lists of the CAs."""
     rules: TrustRules = field(default_factory=TrustRules)
-    """The site's own word about names and keys."""
+    """The site's own rules about names and keys."""
     intermediates: Certificates = field(default=(), repr=False, compare=False)
-    """Of our own certificate: they may sign lists, too."""
+    """Those of our own certificate, which may sign revocation lists as well."""
     lists: tuple[RevocationList, ...] = field(init=False, repr=False, compare=False)
     _roots: Certificates = field(init=False, repr=False, compare=False)
-    _names: tuple[tuple[NameRule, x509.Name | None], ...] = field(init=False, repr=False, compare=False)
-    _known: dict[Certificates, tuple[Certificates, Subject]] = field(init=False, repr=False, compare=False)
+    _names: tuple[tuple[NameRule, x509.Name | None], ...] = field(
+        init=False, repr=False, compare=False
+    )
+    _known: dict[Certificates, tuple[Certificates, Subject]] = field(
+        init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         roots = tuple(parse_certificates(self.ca_pem, "ca.pem"))
@@ -78,26 +78,31 @@ class Trust:
         return self._roots + self.intermediates
 
     def verify(
-        self, chain: Sequence[x509.Certificate], now: datetime | None = None, *, unnamed: Subject | None = None
+        self,
+        chain: Sequence[x509.Certificate],
+        now: datetime | None = None,
+        *,
+        unnamed: Subject | None = None,
     ) -> Subject:
-        """Whom the leaf of a chain names; the first flaw is raised.
+        """Return the subject of a chain's leaf; raise the first problem found.
 
-        Signatures come first: what an untrusted certificate says of itself is worth nothing. `unnamed` is
-        for one's own certificate alone: whom it means if nothing in it is a name of the federation.
+        Signatures are checked first: the content of an untrusted certificate means nothing.
+        `unnamed` is only for our own certificate: its subject if it has no federation name.
         """
         now = now or datetime.now(UTC)
         known = self._known.get(tuple(chain)) if unnamed is None else None
         path, subject = known or self._judge(tuple(chain), now, unnamed)
         check_dates(path[0], str(subject), now)
         for number, certificate in enumerate(path[1:], 2):
-            check_dates(certificate, "the federation's CA" if number == len(path) else f"the CA of {subject}", now)
+            root = number == len(path)
+            check_dates(certificate, "the federation's CA" if root else f"the CA of {subject}", now)
         return subject
 
     def verify_once(self, chain: Sequence[x509.Certificate]) -> Subject:
-        """Whom the leaf of a chain has named at some time, by the CAs that are trusted now.
+        """Return the subject of a chain that was valid at some time, for the current CAs.
 
-        Dates, revocations and pins were looked at when it was accepted. A chain that has ever been valid was so at the
-        moment when the last of its certificates began.
+        Dates, revocations and pins were checked on acceptance. A chain that was ever valid was
+        valid when the last of its certificates became valid.
         """
         moments = {certificate.not_valid_before_utc for certificate in (*chain, *self._roots)}
         for moment in sorted(moments, reverse=True):
@@ -109,11 +114,13 @@ class Trust:
         raise IdentityError("E-IDENTITY-UNTRUSTED", message)
 
     def holder(self, chain: Sequence[x509.Certificate], unnamed: Subject | None) -> Subject:
-        """Whom our own certificate names, even if it may not be believed any more."""
+        """Return the subject of our own certificate, valid or not."""
         return self._subject(chain[0], unnamed)
 
-    def offered(self, pem: bytes, origin: str) -> tuple[tuple[RevocationList, ...], tuple[RevocationList, ...]]:
-        """The lists in a text that a trusted CA signed, and all that are in force once they were taken in."""
+    def offered(
+        self, pem: bytes, origin: str
+    ) -> tuple[tuple[RevocationList, ...], tuple[RevocationList, ...]]:
+        """Parse and verify revocation lists; return them, and all current lists including them."""
         from fedelmy_node.identity.revocation import newest
 
         lists = _parse_lists(pem, origin)
@@ -122,15 +129,16 @@ class Trust:
         return lists, newest(self.lists, lists)
 
     def number(self, issuer: x509.Name) -> int:
-        """Of the list of this authority; 0: there is none."""
+        """Return the number of this CA's list; 0 if there is none."""
         return next((one.number for one in self.lists if one.issuer == issuer), 0)
 
-    def _judge(self, chain: Certificates, now: datetime, unnamed: Subject | None) -> tuple[Certificates, Subject]:
-        """Everything about a chain that does not change with time; for others than ourselves, it is remembered."""
+    def _judge(
+        self, chain: Certificates, now: datetime, unnamed: Subject | None
+    ) -> tuple[Certificates, Subject]:
+        """Check everything but dates; remember the result for certificates of others."""
         if not 1 <= len(chain) <= CHAIN_CERTIFICATES:
-            raise IdentityError(
-                "E-IDENTITY-UNTRUSTED", f"a chain has 1 to {CHAIN_CERTIFICATES} certificates, not {len(chain)}"
-            )
+            message = f"a chain has 1 to {CHAIN_CERTIFICATES} certificates, not {len(chain)}"
+            raise IdentityError("E-IDENTITY-UNTRUSTED", message)
         path = self._verified(chain, now)
         check_form(path[0])
         subject = self._subject(path[0], unnamed)
@@ -143,18 +151,21 @@ class Trust:
         return path, subject
 
     def _verified(self, chain: Certificates, now: datetime) -> Certificates:
-        """The path to a CA of ours whose signatures are right."""
-        builder = verification.PolicyBuilder().store(verification.Store(list(self._roots))).time(now)
-        builder = builder.extension_policies(ca_policy=_authorities_only(), ee_policy=_anything())
+        """Return the path from the leaf to one of our CAs."""
+        builder = verification.PolicyBuilder().store(verification.Store(list(self._roots)))
+        # Hospital CAs do not follow the rules for web sites; `check_form` checks what we need.
+        anything = verification.ExtensionPolicy.permit_all()
+        builder = builder.extension_policies(ca_policy=_ca_policy(), ee_policy=anything)
         try:
-            return tuple(builder.build_client_verifier().verify(chain[0], list(chain[1:])).chain)
-        except (verification.VerificationError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            verifier = builder.time(now).build_client_verifier()
+            return tuple(verifier.verify(chain[0], list(chain[1:])).chain)
+        except (verification.VerificationError, *_INVALID) as error:
             self._blame_dates(chain, now)
             message = "the certificate was not signed by this federation's CA"
             raise IdentityError("E-IDENTITY-UNTRUSTED", message) from error
 
     def _blame_dates(self, chain: Certificates, now: datetime) -> None:
-        """Of a chain that is refused anyway: is it only too old or too new? Then that is what its holder must know."""
+        """Report the dates as the cause if they are the only problem of a refused chain."""
         known = chain[1:] + self._roots
         for certificate in chain:
             if not any(_issued(certificate, issuer) for issuer in known):
@@ -167,12 +178,12 @@ class Trust:
         found = {
             rule.subject
             for rule, whole in self._names
-            if (rule.san is not None and rule.san.lower() in names) or (whole is not None and whole == leaf.subject)
+            if (rule.san is not None and rule.san.lower() in names)
+            or (whole is not None and whole == leaf.subject)
         }
         if len(found) > 1:
-            raise IdentityError(
-                "E-IDENTITY-FILE", f"the certificate has names of {' and '.join(sorted(map(str, found)))}"
-            )
+            message = f"the certificate has names of {' and '.join(sorted(map(str, found)))}"
+            raise IdentityError("E-IDENTITY-FILE", message)
         if found:
             return next(iter(found))
         try:
@@ -180,10 +191,12 @@ class Trust:
         except IdentityError as error:
             if unnamed is not None:
                 return unnamed
-            shown = f"subject {leaf.subject.rfc4514_string()!r}, DNS names {', '.join(sorted(names)) or 'none'}"
-            raise IdentityError("E-IDENTITY-UNTRUSTED", f"{error.message} ({shown})", hint=_HINT) from error
+            holder, known = leaf.subject.rfc4514_string(), ", ".join(sorted(names)) or "none"
+            message = f"{error.message} (subject {holder!r}, DNS names {known})"
+            raise IdentityError("E-IDENTITY-UNTRUSTED", message, hint=_HINT) from error
         if any(rule.subject == subject for rule, _ in self._names):
-            raise IdentityError("E-IDENTITY-UNTRUSTED", f"{subject} is known by another name here", hint=_HINT)
+            message = f"{subject} is mapped to another name here"
+            raise IdentityError("E-IDENTITY-UNTRUSTED", message, hint=_HINT)
         return subject
 
     def _check_revocation(self, path: Certificates, subject: Subject) -> None:
@@ -192,26 +205,28 @@ class Trust:
                 since = one.revoked_at(certificate)
                 if since is not None:
                     whose = f"{subject}" if certificate is path[0] else f"the CA of {subject}"
-                    raise IdentityError(
-                        "E-IDENTITY-REVOKED", f"the certificate of {whose} was revoked on {since:%Y-%m-%d %H:%M} UTC"
-                    )
+                    when = f"{since:%Y-%m-%d %H:%M} UTC"
+                    message = f"the certificate of {whose} was revoked on {when}"
+                    raise IdentityError("E-IDENTITY-REVOKED", message)
 
     def _check_pin(self, leaf: x509.Certificate, subject: Subject) -> None:
         pin, key = self.rules.pins.get(subject), public_key(leaf)
         if pin is not None and pin not in (fingerprint(key), full_fingerprint(key)):
-            raise IdentityError(
-                "E-IDENTITY-PIN", f"the key of {subject} has the fingerprint {fingerprint(key)}, {pin} was pinned"
+            message = (
+                f"the key of {subject} has fingerprint {fingerprint(key)}, not {pin} as pinned"
             )
+            raise IdentityError("E-IDENTITY-PIN", message)
 
 
+_INVALID: Final = (ValueError, TypeError, UnsupportedAlgorithm)
 _HINT: Final = (
-    "If its CA chose other names, map them to the site or operator: [[identity.names]] in site.toml, "
-    "`certificate` under [[sites]] in federation.toml."
+    "If another CA chose its names, map them: [[identity.names]] in site.toml, or `certificate` "
+    "under [[sites]] in federation.toml."
 )
 
 
 def _parse_lists(pem: bytes, origin: str) -> tuple[RevocationList, ...]:
-    from fedelmy_node.identity.revocation import parse_lists  # an idle daemon is small, and most have no list
+    from fedelmy_node.identity.revocation import parse_lists  # most daemons have no list
 
     return parse_lists(pem, origin)
 
@@ -222,38 +237,31 @@ def _distinguished(rule: NameRule) -> x509.Name | None:
     try:
         return x509.Name.from_rfc4514_string(rule.distinguished)
     except ValueError as error:
-        raise ConfigError(
-            "E-CONFIG-VALUE",
-            f"{rule.distinguished[:200]!r} is not a subject as RFC 4514 writes it",
-            hint="Write it as `openssl x509 -noout -subject -nameopt RFC2253 -in FILE` prints it.",
-        ) from error
+        message = f"{rule.distinguished[:200]!r} is not a distinguished name (RFC 4514)"
+        hint = "Copy the output of `openssl x509 -noout -subject -nameopt RFC2253 -in FILE`."
+        raise ConfigError("E-CONFIG-VALUE", message, hint=hint) from error
 
 
 def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except (InvalidSignature, *_INVALID):
         return False
     return True
 
 
 def _shown(certificate: x509.Certificate) -> str:
-    """How a certificate is spoken of whose holder is not believed."""
+    """Describe an untrusted certificate."""
     try:
         return str(read_subject(certificate))
     except IdentityError:
         return repr(certificate.subject.rfc4514_string())
 
 
-def _anything() -> verification.ExtensionPolicy:
-    """Hospital CAs do not follow the rules for certificates of web sites; `check_form` says what we need."""
-    return verification.ExtensionPolicy.permit_all()
-
-
-def _authorities_only() -> verification.ExtensionPolicy:
-    policy = verification.ExtensionPolicy.permit_all()
-    policy = policy.require_present(x509.BasicConstraints, verification.Criticality.AGNOSTIC, _must_be_authority)
-    return policy.may_be_present(x509.KeyUsage, verification.Criticality.AGNOSTIC, _must_sign_certificates)
+def _ca_policy() -> verification.ExtensionPolicy:
+    policy, agnostic = verification.ExtensionPolicy.permit_all(), verification.Criticality.AGNOSTIC
+    policy = policy.require_present(x509.BasicConstraints, agnostic, _must_be_authority)
+    return policy.may_be_present(x509.KeyUsage, agnostic, _must_sign_certificates)
 
 
 def _must_be_authority(_: object, __: x509.Certificate, constraints: x509.BasicConstraints) -> None:

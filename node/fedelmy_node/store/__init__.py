@@ -1,1 +1,1 @@
-"""What a site keeps on its own disk: the state directory, its lock, and the journal."""
+"""What a site keeps on disk: the state directory, its lock, the journal and the audit log."""

@@ -1,4 +1,4 @@
-"""Walking the audit log: is the chain whole, and what does it say?"""
+"""Read the audit log and verify its hash chain."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from fedelmy_node.domain.texts import clean
-from fedelmy_node.errors import StoreError
-from fedelmy_node.store.audit import BEGINNING, Head, audit_files, line_hash, read_head, read_line
-from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.tally import tally
-
-__all__ = ["Verdict", "verify", "entries", "snapshot"]
+from fedelmy_node.domain.errors import StoreError
+from fedelmy_node.domain.text import clean
+from fedelmy_node.store.audit_log import GENESIS, Head, audit_files, line_hash, read_head, read_line
+from fedelmy_node.store.readonly_journal import count_states
+from fedelmy_node.store.state_directory import Layout
 
 _MOST_PROBLEMS: Final = 20
 _LINE_BYTES: Final = 1 << 20
@@ -25,23 +23,23 @@ _PROBLEM_CHARACTERS: Final = 300
 
 @dataclass(slots=True)
 class Verdict:
-    """What a walk along the whole chain found."""
+    """The result of a check of the whole chain."""
 
     lines: int = 0
     first_seq: int = 0
     since: str = ""
     until: str = ""
-    head: Head = field(default_factory=lambda: Head(0, BEGINNING))
+    head: Head = field(default_factory=lambda: Head(0, GENESIS))
     repaired: int = 0
-    """Lines that a crash tore; each is closed by a line that says so."""
+    """Lines torn by a crash; the next line reports each."""
     problems: list[str] = field(default_factory=list)
-    """What is wrong, at most so many; empty if the chain is whole."""
+    """The first problems; empty if the chain is intact."""
     expected: bool = False
-    """Whether the hash that was asked for is among its lines."""
+    """Whether a line has the expected hash."""
 
 
 def verify(root: Path, expect: str = "") -> Verdict:
-    """Every hash, every number, and that the end is the one that was noted; `expect`: a hash, or its beginning."""
+    """Check every hash, every number and the recorded end; `expect`: a hash or its prefix."""
     noted, files = snapshot(root)
     walk = _Walk(expect.lower(), noted)
     for file, size in files:
@@ -51,7 +49,7 @@ def verify(root: Path, expect: str = "") -> Verdict:
 
 
 def entries(root: Path) -> Iterator[dict[str, Any]]:
-    """What the log says, oldest first; lines that are not readable are passed over: `verify` names them."""
+    """Yield the entries, oldest first; skip unreadable lines, which `verify` reports."""
     for file, size in snapshot(root)[1]:
         for line in _lines(file, size):
             found = read_line(line)
@@ -61,11 +59,8 @@ def entries(root: Path) -> Iterator[dict[str, Any]]:
 
 class _Walk:
     def __init__(self, expect: str, noted: Head | None) -> None:
-        self._expect = expect
-        self._noted = noted
-        self._noted_met = False
-        self._torn = b""
-        self._forgotten = 0
+        self._expect, self._noted = expect, noted
+        self._noted_met, self._torn, self._forgotten = False, b"", 0
         self.verdict = Verdict()
 
     def take(self, line: bytes) -> None:
@@ -74,7 +69,7 @@ class _Walk:
         verdict.lines += 1
         if found is None:
             if self._torn:
-                self._problem(place, "is not a line of the log")
+                self._problem(place, "is not a valid log line")
             self._torn = line
             verdict.head = Head(before.seq, line_hash(line))
             return
@@ -83,21 +78,20 @@ class _Walk:
         if is_first:
             verdict.first_seq, verdict.since = found["seq"], _moment(found)
         facts = found["facts"] if isinstance(found.get("facts"), dict) else {}
-        if found.get("before") != before.sha256 and not (is_first and not self._torn and found["seq"] > 1):
-            self._problem(
-                place, "does not have the hash of the line before it: one of them was changed, or lines are missing"
-            )
+        continues = is_first and not self._torn and found["seq"] > 1  # older files were removed
+        if found.get("before") != before.sha256 and not continues:
+            what = "does not match the hash of the line before it: a line was changed or removed"
+            self._problem(place, what)
         if found["act"] == "audit-gap":
-            self._problem(
-                place, f"says that {facts.get('expected_seq')} lines were expected, but {facts.get('found_seq')} found"
-            )
+            expected, present = facts.get("expected_seq"), facts.get("found_seq")
+            self._problem(place, f"reports a gap: {expected} lines expected, {present} found")
         elif not is_first and found["seq"] != before.seq + 1:
             self._problem(place, f"should have the number {before.seq + 1}")
         if self._torn:
             if found["act"] == "audit-repaired" and facts.get("torn_bytes") == len(self._torn):
                 verdict.repaired += 1
             else:
-                self._problem(place, "follows a line that is not one of the log")
+                self._problem(place, "follows an invalid line")
             self._torn = b""
         if found["act"] == "audit-forgotten" and type(facts.get("through_seq")) is int:
             self._forgotten = max(self._forgotten, facts["through_seq"])
@@ -108,17 +102,17 @@ class _Walk:
 
     def end(self) -> Verdict:
         verdict = self.verdict
-        if self._torn:  # the daemon closes it with its next line; nothing that was answered for is in it
+        if self._torn:  # nothing was acknowledged in it; the daemon reports it in its next line
             verdict.repaired += 1
             verdict.lines -= 1
-        if verdict.first_seq > 1 and verdict.first_seq != self._forgotten + 1:
-            self._problem("the beginning", f"is missing: the first line has the number {verdict.first_seq}")
+        first = verdict.first_seq
+        if first > 1 and first != self._forgotten + 1:
+            self._problem("the beginning", f"is missing: the first line has the number {first}")
         if self._noted is None and verdict.lines:
-            self._problem("audit.head", "is missing or not readable")
+            self._problem("audit.head", "is missing or unreadable")
         elif self._noted is not None and not self._noted_met:
-            self._problem(
-                "the end", f"is missing or was changed: line number {self._noted.seq} was noted in audit.head"
-            )
+            what = f"is missing or was changed: audit.head records line number {self._noted.seq}"
+            self._problem("the end", what)
         return verdict
 
     def _problem(self, place: str, what: str) -> None:
@@ -127,13 +121,13 @@ class _Walk:
 
 
 def _moment(entry: dict[str, Any]) -> str:
-    return clean(str(entry.get("time", "")), 40)  # whoever changed the file may have written anything
+    return clean(str(entry.get("time", "")), 40)  # a forged file may contain anything
 
 
 def snapshot(root: Path) -> tuple[Head | None, list[tuple[BinaryIO, int]]]:
-    """The noted end, and every file with how far it goes, at one moment; what is added meanwhile is for the next time.
+    """Return the recorded end, and every file with its size, at one moment.
 
-    The files are opened under the lock: a writer may put the current one aside, and remove the oldest, right after.
+    The files are opened under the lock: a writer may rotate and remove files right after.
     """
     current = audit_files(root)[-1]
     try:
@@ -144,43 +138,43 @@ def snapshot(root: Path) -> tuple[Head | None, list[tuple[BinaryIO, int]]]:
                     if os.fstat(file.fileno()).st_ino == current.stat().st_ino:
                         return read_head(root), _opened(root)
             except FileNotFoundError:
-                if not _follows(root):
+                if not _appears(root):
                     break
     except OSError as error:
         message = f"the audit log cannot be read: {error.strerror}"
         raise StoreError("E-STORE-DAMAGED", message, private=str(current)) from error
     if read_head(root) is None and len(audit_files(root)) == 1:
-        _refuse_if_gone(root)
+        _refuse_if_removed(root)
         raise StoreError("E-AUDIT-MISSING", "there is no audit log yet", private=str(current))
     return read_head(root), _opened(root)
 
 
-def _refuse_if_gone(root: Path) -> None:
-    """Log and head can be removed together; but no run gets into the journal without a line that says so."""
-    found = tally(Layout(root).journal)
+def _refuse_if_removed(root: Path) -> None:
+    """Detect the removal of log and head together: every run in the journal has log entries."""
+    found = count_states(Layout(root).journal)
     if found is None or not found.runs:
         return
     runs, oldest = sum(found.runs.values()), datetime.fromtimestamp(found.oldest_at, UTC)
     raise StoreError(
         "E-AUDIT-BROKEN",
-        f"the audit log is gone: neither audit.jsonl nor audit.head is there, but the journal knows {runs}"
-        f" run{'s' if runs > 1 else ''}, the oldest from {oldest:%Y-%m-%d} or before, and each has lines in the log",
-        hint="Find out who or what removed them; restore the files from a copy if there is one.",
+        "the audit log was removed: audit.jsonl and audit.head are missing, but the journal has"
+        f" {runs} run{'s' if runs > 1 else ''}, the oldest from {oldest:%Y-%m-%d} or earlier",
+        hint="Find out who or what removed the files; restore them from a copy if there is one.",
         private=str(root),
     )
 
 
-def _follows(root: Path) -> bool:
-    """There is no current file: wait for a writer that has just put it aside; whether there is one then."""
-    *aside, current = audit_files(root)
-    if aside:
+def _appears(root: Path) -> bool:
+    """Wait for a writer that has just rotated the file; return whether to look again."""
+    *rotated, current = audit_files(root)
+    if rotated:
         try:
-            with aside[-1].open("rb") as file:
+            with rotated[-1].open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH)
         except FileNotFoundError:
-            return True  # forgotten meanwhile: somebody is writing
-    # If another one was put aside meanwhile, the next is about to follow again.
-    return current.exists() or audit_files(root)[:-1] != aside
+            return True  # removed meanwhile: a writer is active
+    # After another rotation meanwhile, a new file is about to appear.
+    return current.exists() or audit_files(root)[:-1] != rotated
 
 
 def _opened(root: Path) -> list[tuple[BinaryIO, int]]:
@@ -189,7 +183,7 @@ def _opened(root: Path) -> list[tuple[BinaryIO, int]]:
 
 
 def _lines(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Each line without its newline, which the last one may lack; memory is bounded, whatever is in the file."""
+    """Yield each line without its newline; memory is bounded, whatever the file contains."""
     left = size
     with file:
         while left > 0 and (line := file.readline(min(left, _LINE_BYTES))):

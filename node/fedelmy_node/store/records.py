@@ -9,16 +9,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from fedelmy_node.bundles.manifest import TensorInfo
 from fedelmy_node.config.decode import decode
+from fedelmy_node.domain.artifact import Origin, Skip, TensorInfo
+from fedelmy_node.domain.errors import RunError, TransferError
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, StepId
-from fedelmy_node.domain.plan import Edge, Shortcut, Slice, Step, StepKind
+from fedelmy_node.domain.plan import Slice
+from fedelmy_node.domain.plan_steps import Edge, Shortcut, Step, StepKind
 from fedelmy_node.domain.reports import RunSummary, Signed
-from fedelmy_node.domain.transfer import Origin, Skip
-from fedelmy_node.errors import RunError, TransferError
-
-__all__ = ["Prepared", "StepRecord", "EdgeRecord", "RunRecord", "json_object"]
 
 _RELIEVED: Final = (EdgeState.SETTLED, EdgeState.GIVEN_UP)
 """Nobody has to answer for an edge any more."""
@@ -137,7 +135,9 @@ class RunRecord:
     @property
     def summary(self) -> RunSummary:
         plan = self.slice
-        return RunSummary(run=plan.run, state=self.state, federation=plan.federation, changed_at=self.changed_at)
+        return RunSummary(
+            run=plan.run, state=self.state, federation=plan.federation, changed_at=self.changed_at
+        )
 
     @property
     def is_unapproved(self) -> bool:
@@ -145,7 +145,8 @@ class RunRecord:
         return self.state == RunState.PENDING or self.code == "E-CONSENT-APPROVAL"
 
     def check_asked(self, plan_id: str) -> None:
-        """Refuse a question about another plan of the same name as one about a run that is not known here.
+        """Refuse a question about another plan of the same name as one about a run that is not
+        known here.
 
         Older software does not say which plan it asks about.
         """
@@ -154,9 +155,13 @@ class RunRecord:
             raise RunError("E-RUN-UNKNOWN", message)
 
     def check_takes(self, plan_id: str) -> None:
-        """Refuse what was begun for another plan of the same name, or before this site has agreed to this one."""
+        """Refuse what was begun for another plan of the same name, or before this site has agreed
+        to this one.
+        """
         if self.slice.plan_id != plan_id or self.is_unapproved:
-            message = f"run {self.slice.run} has another plan since the transfer was begun; begin anew"
+            message = (
+                f"run {self.slice.run} has another plan since the transfer was begun; begin anew"
+            )
             raise TransferError("E-TRANSFER-SEQUENCE", message)
 
     @property
@@ -186,7 +191,9 @@ class RunRecord:
         return all(self.has_input(step.id, need) for need in step.needs)
 
     def has_input(self, step: StepId, need: StepId) -> bool:
-        """Whether a need is met, be it by nothing: a merge goes on without a step of its own site that was left out."""
+        """Whether a need is met, be it by nothing: a merge goes on without a step of its own site
+        that was left out.
+        """
         if need not in self.steps and self.way(step, need) is None:
             return False
         source = self.source(step, need)
@@ -202,7 +209,9 @@ class RunRecord:
         """Whether a merge would have nothing to average if these needs were met by nothing, too."""
         merge = self.slice.step(step)
         others = (need for need in merge.needs if need not in needs)
-        return merge.kind == StepKind.MERGE and all(self._is_met_by_nothing(step, need) for need in others)
+        return merge.kind == StepKind.MERGE and all(
+            self._is_met_by_nothing(step, need) for need in others
+        )
 
     def _is_met_by_nothing(self, step: StepId, need: StepId) -> bool:
         way = self.way(step, need)
@@ -215,7 +224,10 @@ class RunRecord:
         return None if source is None or self._is_spared(step, source) else source
 
     def _is_spared(self, step: StepId, source: StepId) -> bool:
-        return self.slice.step(step).kind == StepKind.MERGE and self.steps[source].state == StepState.SKIPPED
+        return (
+            self.slice.step(step).kind == StepKind.MERGE
+            and self.steps[source].state == StepState.SKIPPED
+        )
 
     def origin(self, step: Step) -> Origin:
         """Whose work the output of `step` holds."""
@@ -235,14 +247,21 @@ class RunRecord:
                 if way is not None:
                     known = self.edges[way.id].origin
                     contributors.update(known.contributors)
-                    skipped |= {skip.step: skip for skip in known.skipped if skip.step not in skipped}
+                    skipped |= {
+                        skip.step: skip for skip in known.skipped if skip.step not in skipped
+                    }
                 if source is not None:
                     behind.append(self.slice.step(source))
         left_out = sorted(skipped.keys() - contributors)
-        return Origin(contributors=tuple(sorted(contributors)), skipped=tuple(skipped[step] for step in left_out))
+        return Origin(
+            contributors=tuple(sorted(contributors)),
+            skipped=tuple(skipped[step] for step in left_out),
+        )
 
     def is_settled(self, edge: Edge) -> bool:
-        """Whether the need that an edge to this site is for was met, and what was made of it has gone all its way."""
+        """Whether the need that an edge to this site is for was met, and what was made of it has
+        gone all its way.
+        """
         if self.way(edge.target, edge.need) is None:
             return False
         made = {edge.target}
@@ -260,27 +279,38 @@ class RunRecord:
         return done and all(self.is_over(step) for step in made)
 
     def is_over(self, step: StepId) -> bool:
-        """Whether nobody has to answer for a step's output any more: it is settled, or others went around it."""
+        """Whether nobody has to answer for a step's output any more: it is settled, or others went
+        around it.
+        """
         if self.steps[step].state == StepState.SKIPPED:
             return True
         edges = (edge for edge in self.slice.edges_from(step) if not edge.skips)
         return all(
-            self.edges[edge.id].state in (EdgeState.CLOSED, *_RELIEVED) or self._all_behind(edge, self._relieves)
+            self.edges[edge.id].state in (EdgeState.CLOSED, *_RELIEVED)
+            or self._all_behind(edge, self._relieves)
             for edge in edges
         )
 
     def _relieves(self, way: Edge | Shortcut) -> bool:
-        """Whether a way around has relieved this site; where it would end here, any answer to the need does."""
+        """Whether a way around has relieved this site; where it would end here, any answer to the
+        need does.
+        """
         if isinstance(way, Edge):
             return self.edges[way.id].state in _RELIEVED
         return self.way(way.target, way.need) is not None
 
     def is_superseded(self, edge: Edge) -> bool:
-        """Whether the receiver of an edge from this site was skipped for good: all who wait behind it have theirs."""
-        return self._all_behind(edge, lambda way: self.edges[way.id].state in (EdgeState.DONE, *_RELIEVED))
+        """Whether the receiver of an edge from this site was skipped for good: all who wait behind
+        it have theirs.
+        """
+        return self._all_behind(
+            edge, lambda way: self.edges[way.id].state in (EdgeState.DONE, *_RELIEVED)
+        )
 
     def _all_behind(self, edge: Edge, holds: Callable[[Edge | Shortcut], bool]) -> bool:
-        """Whether something holds of the ways around an edge's receiver: of each nearest one, or of all beyond it."""
+        """Whether something holds of the ways around an edge's receiver: of each nearest one, or of
+        all beyond it.
+        """
         looking = list(self.slice.beyond(edge))
         seen: set[EdgeId] = set()
         held = bool(looking)

@@ -1,11 +1,12 @@
-"""A damaged journal given up, as far as it has to be: what is damaged is put aside, what is whole stays.
+"""Repair a damaged journal: move away what is damaged, keep what is intact.
 
-If the damage is that of single runs, these go and the others stay. If the newest commits are lost, what is left stays.
-Else the site begins with an empty journal. Whatever goes is moved to `given-up-MOMENT/` in the state directory:
-nothing is removed. Identity, audit log and settings are not touched.
+If only single runs are damaged, these go and the others stay. If the newest commits are lost, the
+rest stays. Otherwise the site starts with an empty journal. Everything that goes is moved to
+`given-up-TIME/` in the state directory; nothing is deleted. Identity, audit log and settings are
+not touched.
 
-A kill at any moment leaves a site that refuses to start, and can be repaired again: `journal.open`, which is there
-from the first change to the last one, says that a write-ahead log is missing.
+If the repair is killed, the node refuses to start until it is repeated: `journal.open`, which
+exists during all changes, shows that a write-ahead log is missing.
 """
 
 from __future__ import annotations
@@ -18,66 +19,67 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.names import RunId, SiteName, file_stem
-from fedelmy_node.domain.texts import clean
-from fedelmy_node.durable import cannot_write, sync_directory, write_durably
-from fedelmy_node.errors import FedelmyError
+from fedelmy_node.domain.text import clean
 from fedelmy_node.store.audit_check import entries
-from fedelmy_node.store.beside import reading
-from fedelmy_node.store.integrity import Damage, damages
-from fedelmy_node.store.layout import Layout
-from fedelmy_node.store.loading import Verify
+from fedelmy_node.store.durable_files import cannot_write, sync_directory, write_durably
+from fedelmy_node.store.integrity import Damage, find_damage, mark_open, marker, unmark, wal
+from fedelmy_node.store.readonly_journal import open_readonly
+from fedelmy_node.store.run_loader import Verify
 from fedelmy_node.store.schema import open_database, store_error
-from fedelmy_node.store.wal import mark_open, marker, unmark, wal
-
-__all__ = ["Diagnosis", "Lost", "diagnose", "give_up"]
+from fedelmy_node.store.state_directory import Layout
 
 _TABLES: Final = ("events", "edges", "steps", "runs")
 _UNREADABLE: Final = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lost:
+class LostRun:
     """A run that would be given up."""
 
     run: str
-    """Its name; if nothing tells it any more, that of its directory."""
+    """Its name or, if that is lost, the name of its directory."""
     state: str
-    """As far as it can be read."""
     has_files: bool
-    """Whether there are bundles, checkpoints or logs of it, which are kept aside."""
+    """Whether it has bundles, checkpoints or logs, which are moved away."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """What is wrong with a journal, and what it would cost to go on without."""
+    """The damage in a journal, and which runs a repair would lose and keep."""
 
     damages: tuple[Damage, ...] = ()
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostRun, ...] = ()
     kept: tuple[str, ...] = ()
-    """Runs that stay."""
     is_old: bool = False
-    """Whether the runs that stay are as they were some time ago, because the newest commits are lost."""
+    """Whether the kept runs are in an earlier state, because the newest commits are lost."""
 
 
 def diagnose(layout: Layout, site: SiteName, verify: Verify) -> Diagnosis:
-    """Look at a journal, and change nothing."""
-    found = tuple(damages(layout.journal, site, verify))
+    """Examine a journal without changing anything."""
+    found = tuple(find_damage(layout.journal, site, verify))
     known = _known(layout.journal)
-    bad = set(known) if _is_hopeless(found) else {damage.run for damage in found if damage.run}
-    kept = [run for run in known if run not in bad]
-    states = {damage.run: damage.state for damage in found if damage.run} | known
-    lost = [_lost(layout, run, states[run]) for run in states if run not in kept]
-    named = {file_stem(run) for run in states}
+    damaged = {damage.run: damage.state for damage in found if damage.run}
+    is_hopeless = any(not damage.run and not damage.only_old for damage in found)
+    kept = [] if is_hopeless else [run for run in known if run not in damaged]
+    states = damaged | known
+    lost = [
+        LostRun(run=run, state=state or _UNREADABLE, has_files=layout.run(RunId(run)).exists())
+        for run, state in states.items()
+        if run not in kept
+    ]
     if found:
-        told = {file_stem(run): run for run in _audited(layout.root)}
-        strays = [stem for stem in _directories(layout) if stem not in named]
-        lost += [Lost(run=told.get(stem, stem), state=_UNREADABLE, has_files=True) for stem in strays]
-    return Diagnosis(damages=found, lost=tuple(lost), kept=tuple(kept), is_old=any(damage.only_old for damage in found))
+        named = {file_stem(run) for run in states}
+        names = {file_stem(run): run for run in _audited(layout.root)}
+        strays = [names.get(stem, stem) for stem in _directories(layout) if stem not in named]
+        lost += [LostRun(run=run, state=_UNREADABLE, has_files=True) for run in strays]
+    is_old = any(damage.only_old for damage in found)
+    return Diagnosis(damages=found, lost=tuple(lost), kept=tuple(kept), is_old=is_old)
 
 
 def give_up(layout: Layout, diagnosis: Diagnosis) -> Path:
-    """Put aside what is damaged, so that a node can start; where it is from now on. The caller has the site's lock."""
+    """Move away what is damaged and return its new place. The caller holds the site's lock."""
     journal, kept = layout.journal, set(diagnosis.kept)
     aside = layout.root / f"given-up-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
     try:
@@ -87,7 +89,7 @@ def give_up(layout: Layout, diagnosis: Diagnosis) -> Path:
                 write_durably(aside / path.name, path.read_bytes())
         renewed = _renewed(layout, kept)
         mark_open(journal)
-        _remove_log(journal)  # it must not be taken for that of the new journal
+        _remove_log(journal)  # it must not be applied to the new journal
         sync_directory(layout.root)
         renewed.rename(journal)
         sync_directory(layout.root)
@@ -106,19 +108,19 @@ def give_up(layout: Layout, diagnosis: Diagnosis) -> Path:
 
 
 def _renewed(layout: Layout, kept: set[str]) -> Path:
-    """A journal of nothing but these runs, beside the damaged one."""
+    """Create a journal with only these runs, next to the damaged one."""
     path = layout.root / ".journal.db.renewed"
     path.unlink(missing_ok=True)
     _remove_log(path)
     if kept:
-        with reading(layout.journal) as damaged, closing(sqlite3.connect(path)) as copy:
+        with open_readonly(layout.journal) as damaged, closing(sqlite3.connect(path)) as copy:
             damaged.backup(copy)
     with closing(open_database(path)) as db:
         db.execute("BEGIN IMMEDIATE")
         for table in _TABLES:
-            for (run,) in db.execute(f"SELECT DISTINCT run FROM {table}").fetchall():  # noqa: S608 - names of ours
+            for (run,) in db.execute(f"SELECT DISTINCT run FROM {table}").fetchall():  # noqa: S608
                 if str(run) not in kept:
-                    db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - likewise
+                    db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608
         db.execute("COMMIT")
     path.chmod(0o600)
     return path
@@ -129,21 +131,13 @@ def _remove_log(journal: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_hopeless(found: tuple[Damage, ...]) -> bool:
-    return any(not damage.run and not damage.only_old for damage in found)
-
-
 def _known(journal: Path) -> dict[str, str]:
-    """The runs of a journal and their states, as far as they can be read."""
+    """Return the readable runs of a journal and their states."""
     known: dict[str, str] = {}
-    with suppress(sqlite3.Error, OSError), reading(journal) as db:
+    with suppress(sqlite3.Error, OSError), open_readonly(journal) as db:
         for run, state in db.execute("SELECT run, state FROM runs ORDER BY changed_at DESC"):
             known[str(run)] = clean(str(state), 20)
     return known
-
-
-def _lost(layout: Layout, run: str, state: str) -> Lost:
-    return Lost(run=run, state=state or _UNREADABLE, has_files=layout.run(RunId(run)).exists())
 
 
 def _directories(layout: Layout) -> list[str]:
@@ -152,7 +146,7 @@ def _directories(layout: Layout) -> list[str]:
 
 
 def _audited(root: Path) -> Iterator[str]:
-    """The names of runs in the audit log."""
+    """Yield the names of runs in the audit log."""
     with suppress(FedelmyError):
         for entry in entries(root):
             if isinstance(entry.get("run"), str):

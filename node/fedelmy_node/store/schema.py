@@ -1,7 +1,7 @@
-"""The tables of the journal, and how an older journal becomes one of today.
+"""The tables of the journal and their migrations.
 
-The version rises with everything that older software could not read: tables, columns, states, kinds of events, and what
-the JSON in them holds. So a daemon that is older than its journal refuses it, whatever was changed.
+Increase the version with every change that older software cannot read: tables, columns, states,
+kinds of events, keys of their JSON. A daemon refuses a journal of a newer version.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from fedelmy_node import __version__
-from fedelmy_node.errors import StoreError
-from fedelmy_node.store.beside import reading
-from fedelmy_node.store.digests import damaged, digest_rows, guard, register
-
-__all__ = ["open_database", "refuse_newer", "store_error"]
+from fedelmy_node.domain.errors import StoreError
+from fedelmy_node.store.readonly_journal import open_readonly
+from fedelmy_node.store.row_digests import damaged, digest_rows, guard, register
 
 _VERSION: Final = 3
 _SCHEMA: Final = """
@@ -32,11 +30,13 @@ CREATE TABLE steps (
     started_at REAL NOT NULL DEFAULT 0, ended_at REAL NOT NULL DEFAULT 0, PRIMARY KEY (run, step)
 ) STRICT;
 CREATE TABLE edges (
-    run TEXT NOT NULL REFERENCES runs, edge TEXT NOT NULL, state TEXT NOT NULL, sha256 TEXT NOT NULL DEFAULT '',
+    run TEXT NOT NULL REFERENCES runs, edge TEXT NOT NULL, state TEXT NOT NULL,
+    sha256 TEXT NOT NULL DEFAULT '',
     bytes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (run, edge)
 ) STRICT;
 CREATE TABLE events (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, run TEXT NOT NULL, step TEXT NOT NULL,
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, run TEXT NOT NULL,
+    step TEXT NOT NULL,
     kind TEXT NOT NULL, data BLOB NOT NULL
 ) STRICT;
 CREATE INDEX events_of_run ON events (run, seq);
@@ -55,20 +55,22 @@ ALTER TABLE steps ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
 ALTER TABLE edges ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
 """,
 }
-"""What leads from each version to the next; the digests of all rows are computed anew after it."""
+"""From each version to the next; the digests of all rows are recomputed afterwards."""
 
 
 class Connection(sqlite3.Connection):
-    """One whose end can be noticed."""
+    """A connection that a weakref.finalize can observe."""
 
 
 def open_database(path: Path | str) -> sqlite3.Connection:
-    """The journal's database, made or brought up to date; one of newer software is left as it is."""
+    """Open the journal's database: create or migrate it, or refuse one of newer software."""
     try:
         if Path(path).exists():
-            with reading(Path(path)) as beside:
-                refuse_newer(beside)
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Connection)
+            with open_readonly(Path(path)) as existing:
+                refuse_newer(existing)
+        db = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, factory=Connection
+        )
         try:
             db.row_factory = sqlite3.Row
             db.execute("PRAGMA journal_mode = WAL")
@@ -77,7 +79,8 @@ def open_database(path: Path | str) -> sqlite3.Connection:
             register(db)
             _migrate(db)
             guard(db)
-            db.execute(f"PRAGMA user_version = {_VERSION}")  # a commit, so that the write-ahead log has one
+            # A commit, so that the write-ahead log has one.
+            db.execute(f"PRAGMA user_version = {_VERSION}")
         except BaseException:
             db.close()
             raise
@@ -89,7 +92,7 @@ def open_database(path: Path | str) -> sqlite3.Connection:
 
 
 def store_error(error: sqlite3.Error, what: str, private: str = "") -> StoreError:
-    """The error of ours for one of SQLite's: a full disk, one that is read-only, or a damaged journal."""
+    """Map an error of SQLite: the disk is full or read-only, or the journal is damaged."""
     codes = {sqlite3.SQLITE_FULL: "E-STORE-DISK", sqlite3.SQLITE_READONLY: "E-STORE-UNWRITABLE"}
     code = codes.get(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF)
     name = getattr(error, "sqlite_errorname", type(error).__name__)
@@ -98,16 +101,17 @@ def store_error(error: sqlite3.Error, what: str, private: str = "") -> StoreErro
 
 
 def refuse_newer(db: sqlite3.Connection) -> int:
-    """The version of a journal, if this software knows it; nothing is written."""
+    """Return the version of a journal; raise E-STORE-VERSION if it is too new."""
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version > _VERSION:
-        known = f"fedelmy {__version__} knows {_VERSION}"
-        raise StoreError("E-STORE-VERSION", f"the journal is of newer software: it has version {version}, {known}")
+        known = f"fedelmy {__version__} supports {_VERSION}"
+        message = f"the journal was written by newer software: it has version {version}, {known}"
+        raise StoreError("E-STORE-VERSION", message)
     return version
 
 
 def _migrate(db: sqlite3.Connection) -> None:
-    """Make the tables, or bring those of an older version up to date, at once or not at all."""
+    """Create or migrate the tables in one transaction."""
     version = refuse_newer(db)
     script = _SCHEMA if version == 0 else ""
     for step in range(max(version, 1), _VERSION):

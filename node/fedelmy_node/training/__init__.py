@@ -1,1 +1,1 @@
-"""The training side: what runs in the trainer process and in simulation. The only place that imports torch."""
+"""Training, in the trainer process and in simulation; the only package that imports torch."""

@@ -1,8 +1,8 @@
-"""What a checkpoint of a train step holds: enough to go on as if nothing had happened.
+"""The contents of a train step's checkpoint: enough to resume with the same result.
 
-A strategy trains by fits alone, in an order that its job decides, and everything random derives from seeds. So
-a step is known from the results of its completed fits and from the `FitState` of the one under way.
-`checkpoint_store.py` has the files, `resume.py` says when they are written and read.
+A strategy trains only by fits, in an order that its job determines, and everything random derives
+from seeds. So the results of completed fits and the `FitState` of the current one are enough.
+`checkpoint_store.py` reads and writes the files; `checkpointing.py` decides when.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from torch import Tensor
 
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.training.fit import Best, FitOrder, FitState
-from fedelmy_node.training.flat import Weights
 from fedelmy_node.training.job import Input, Job
-
-__all__ = ["MOMENTS", "Done", "Found", "Underway", "job_key"]
+from fedelmy_node.training.weights import Weights
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-"""What Adam keeps for every parameter; beside them, it counts its steps."""
+"""Adam's state per parameter, beside its step count."""
 
 
 def job_key(job: Job, inputs: Sequence[Input], samples: Mapping[str, int]) -> str:
-    """Equal for jobs that compute the same thing; a checkpoint of another one is never used."""
-    digests = [given.sha256 for given in inputs]
-    what = {"recipe": job.recipe, "site": job.site, "visit": job.visit, "inputs": digests, "samples": samples}
+    """Equal for jobs that compute the same; a checkpoint of another job is never used."""
+    what = {
+        "recipe": job.recipe,
+        "site": job.site,
+        "visit": job.visit,
+        "inputs": [given.sha256 for given in inputs],
+        "samples": samples,
+    }
     return hashlib.sha256(canonical_json(what)).hexdigest()
 
 
@@ -39,20 +42,20 @@ class Done:
 
     order: FitOrder
     epoch: int
-    """The one that was kept."""
+    """The epoch that was kept."""
     accuracy: float | None
-    """Of that epoch."""
     weights: Weights | None
-    """On the CPU; None as soon as they are on disk and nobody here needs them."""
+    """On the CPU; None once they are on disk and no longer needed here."""
     sha256: str | None = None
-    """Of its file, once there is one."""
+    """Digest of its file, once written."""
 
     @classmethod
     def of(cls, order: FitOrder, best: Best) -> Done:
-        return cls(order=order, epoch=best.epoch, accuracy=best.accuracy, weights=_on_cpu(best.weights))
+        weights = _on_cpu(best.weights)
+        return cls(order=order, epoch=best.epoch, accuracy=best.accuracy, weights=weights)
 
     def take(self, device: torch.device) -> Best:
-        """The result, as the fit gave it; from now on it is known by its file."""
+        """Return the result and free its memory; its file remains."""
         assert self.weights is not None, "a result is taken once"
         weights, self.weights = _copied(self.weights, device), None
         return Best(epoch=self.epoch, accuracy=self.accuracy, weights=weights)
@@ -73,9 +76,8 @@ class Underway:
 
     @classmethod
     def capture(cls, order: FitOrder, state: FitState) -> Underway:
-        """The state as it is after at least one batch; training may go on at once."""
+        """Copy the state, after at least one batch; training may continue at once."""
         adam, best = state.optimizer.state, state.best
-        kept = replace(best, weights=_on_cpu(best.weights)) if best else None
         return cls(
             order=order,
             epoch=state.epoch,
@@ -84,42 +86,44 @@ class Underway:
             now=_on_cpu(state.model.weights()),
             adam={name: adam[name].detach().to("cpu", copy=True) for name in (*MOMENTS, "step")},
             sums=state.sums.to("cpu", copy=True),
-            best=kept,
+            best=replace(best, weights=_on_cpu(best.weights)) if best else None,
         )
 
     def restore(self, state: FitState) -> None:
-        """Bring a state to where this one was, on whichever device."""
-        device = state.model.theta.device
+        """Set a state, on any device, to this one."""
         state.model.load(self.now)
         state.optimizer.restore(self.adam)
         state.sums.copy_(self.sums)
         state.epoch, state.batch, state.samples = self.epoch, self.batch, self.samples
         if self.best is not None:
-            state.best = replace(self.best, weights=_copied(self.best.weights, device))
+            weights = _copied(self.best.weights, state.model.theta.device)
+            state.best = replace(self.best, weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Found:
-    """What can be gone on from; nothing, if both are empty."""
+    """What a step can resume from."""
 
     fits: tuple[Done, ...] = ()
-    """The results of the step's first fits."""
+    """Results of the step's first fits."""
     underway: Underway | None = None
     """The fit after those."""
     problems: tuple[str, ...] = ()
-    """What was there and cannot be used."""
+    """Why other checkpoints cannot be used."""
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        return (len(self.fits), self.underway.epoch, self.underway.batch) if self.underway else (len(self.fits), 0, 0)
+        now = self.underway
+        return (len(self.fits), now.epoch, now.batch) if now else (len(self.fits), 0, 0)
 
 
 def _on_cpu(weights: Weights) -> Weights:
-    """The values on the CPU; on a CPU the very same, because nobody writes to them."""
-    return Weights(vector=weights.vector.cpu(), rest={name: tensor.cpu() for name, tensor in weights.rest.items()})
+    """The values on the CPU; shared if they are there already, because they are never modified."""
+    rest = {name: tensor.cpu() for name, tensor in weights.rest.items()}
+    return Weights(vector=weights.vector.cpu(), rest=rest)
 
 
 def _copied(weights: Weights, device: torch.device) -> Weights:
-    """The values in memory of their own, aligned as torch aligns it: what a file gives may be a part of it."""
+    """A copy in torch's own, aligned memory; tensors from a file may be slices of it."""
     rest = {name: tensor.to(device, copy=True) for name, tensor in weights.rest.items()}
     return Weights(vector=weights.vector.to(device, copy=True), rest=rest)

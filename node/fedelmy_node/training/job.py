@@ -1,7 +1,7 @@
-"""What the daemon asks of a trainer and what it gets back; also what simulation hands to the same code.
+"""What the daemon sends to a trainer and gets back; simulation calls the same code.
 
-A trainer is started with one `Job`, loads what the job needs (torch, data, model) and says `ready`. It
-then waits for its inputs, so that a site can load while its neighbour is still training.
+A trainer gets one `Job`, loads what it needs (torch, data, model) and reports `ready`. It then
+waits for its inputs, so that a site can load while its neighbour is still training.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from fedelmy_node.bundles.manifest import TensorInfo
+from fedelmy_node.domain.artifact import TensorInfo
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Recipe
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.domain.plan import StepKind
-
-__all__ = ["JOBS", "DataSpec", "Input", "Job", "Outcome", "Emit"]
+from fedelmy_node.domain.plan_steps import StepKind
 
 JOBS: Final[Mapping[StepKind, Literal["train", "merge", "evaluate"]]] = {
-    StepKind.TRAIN: "train", StepKind.MERGE: "merge", StepKind.EVALUATE: "evaluate",
-}  # fmt: skip
-"""The kinds of steps that are computed; a deliver step keeps what it is given."""
+    StepKind.TRAIN: "train",
+    StepKind.MERGE: "merge",
+    StepKind.EVALUATE: "evaluate",
+}
+"""Steps that need a trainer; a deliver step only keeps its input."""
 
 Emit = Callable[[EventKind, Mapping[str, Any]], None]
-"""How training reports progress; called with the kinds RESUMED, BEGUN, EPOCH, MEMBER and WARNING."""
+"""Reports progress; called with the kinds RESUMED, BEGUN, EPOCH, MEMBER and WARNING."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,24 +33,24 @@ class DataSpec:
     """Where the site's samples are."""
 
     source: str
-    """`KIND` or `KIND:PATH`, as after --data."""
+    """`KIND` or `KIND:PATH`, as in --data."""
     indices: Path | None = None
-    """A file that `fedelmy-launch partition` wrote: the subset of the source that is this site's."""
+    """A file of `fedelmy-launch partition`: the site's subset of the source."""
     unreadable: Literal["refuse", "skip"] = "refuse"
-    """What to do with a file that cannot be read: name it and stop, or count it and leave it out."""
+    """Stop at an unreadable file, or count and skip it."""
     spill: Path | None = None
-    """A directory for samples that do not fit into memory, while the job runs; None: all of them must fit."""
+    """A directory for samples that do not fit into memory; None: all must fit."""
     memory_bytes: int | None = None
-    """What samples may take of the memory; None: half of what the machine has available."""
+    """Memory limit for samples; None: half of the available memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A bundle that a step is given."""
+    """An input bundle of a step."""
 
     path: Path
     sha256: str
-    """As journaled: the file must have it whenever it is read."""
+    """The journaled digest, checked at every read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,47 +58,46 @@ class Job:
     """One unit of work for a trainer."""
 
     kind: Literal["prepare", "train", "merge", "evaluate"]
-    """prepare: build the model on the meta device, open the data, report the manifest; the others are steps."""
+    """prepare builds the model on the meta device and opens the data; the others are steps."""
     site: SiteName
     visit: int
-    """Of the step; 0 where nothing is trained."""
+    """Visit of the step; 0 if nothing is trained."""
     recipe: Recipe
     data: DataSpec
     device: str = "cpu"
-    """cpu, cuda or cuda:N; `auto` is resolved by the trainer."""
+    """cpu, cuda, cuda:N or auto."""
     output: Path | None = None
-    """Where a train or merge step writes its bundle."""
+    """The bundle that a train or merge step writes."""
     keep_pool: Path | None = None
-    """A directory for every pool member, if the site wants to keep them."""
+    """A directory for all pool members, if the site keeps them."""
     max_change: float | None = None
-    """How far an input may be from the initial model, in lengths of that one; None: as far as it likes."""
+    """The largest distance of an input from the initial model, relative to that model's norm."""
     code: tuple[str, ...] = ()
-    """Models as `module:function` that whoever owns this machine allows; a recipe may come from anybody."""
+    """`module:function` models that this site allows; anyone may write a recipe."""
     checkpoints: Path | None = None
-    """A directory of the job's own, where a train step can go on from; None: there are no checkpoints."""
+    """A directory for the job's checkpoints; None: no checkpoints."""
     features: int = 0
-    """Test samples whose features an evaluate step draws for the report; 0: none."""
+    """Number of test samples whose features an evaluate step reports."""
     processes: int = 1
-    """Processes that train the step together; more than one is outside the promise of equal bytes."""
+    """Processes that train the step together; with more than one, bytes may differ."""
     fast: bool = True
-    """On a GPU, mixed precision and the like; a CPU never has them."""
+    """Use mixed precision and the like on a GPU; has no effect on a CPU."""
     trial: bool = False
-    """prepare: also train a few batches on the device, and report how long they took."""
+    """prepare: also train a few batches and report the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a job came to."""
+    """The result of a job."""
 
     sha256: str | None = None
-    """Of the bundle that a train or merge step wrote."""
+    """Digest of the bundle that a train or merge step wrote."""
     bytes: int = 0
-    """Its size."""
     manifest: tuple[TensorInfo, ...] = ()
-    """prepare: the tensors that a bundle of this recipe's model has."""
+    """prepare: the tensors of every bundle of this recipe."""
     metadata: str = ""
-    """prepare: what such a bundle says of itself."""
+    """prepare: the metadata of every such bundle."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Counts and metrics: all that may leave the site."""
     private: tuple[str, ...] = ()
-    """prepare: the first files that cannot be read; this stays on the machine."""
+    """prepare: the first unreadable files; these stay on the machine."""

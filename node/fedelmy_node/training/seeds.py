@@ -1,18 +1,16 @@
-"""Every random number of a run, from the run's seed and from where it is used; nothing has to be saved."""
+"""All random numbers derive from the run's seed and the place of use, so no state is saved."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 
-__all__ = ["derive"]
-
 
 def derive(run_seed: int, *place: str | int) -> int:
-    """A 63-bit seed for one place of a run: (site, visit, pool member, epoch, batch) and the like.
+    """A 63-bit seed for one place of a run, such as (site, visit, pool member, epoch, batch).
 
-    Run ids, step ids and strategy names must not be part of the place: equal mathematics must give
-    equal bytes across runs, strategies and topologies.
+    Never include run ids, step ids or strategy names: equal mathematics must give equal bytes
+    across runs, strategies and topologies.
     """
     text = json.dumps([run_seed, *place], separators=(",", ":"))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

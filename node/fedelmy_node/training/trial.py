@@ -1,11 +1,13 @@
-"""A few batches trained for nothing: does the model fit into the device, and how long does a batch take?
+"""Train a few batches as a test: does the model fit into memory, and how long does a batch take?
 
-The first batch allocates and compiles, so the others are timed. The regulariser is left out: it works on one vector
-and costs little beside a backward pass. Nothing of this is kept.
+The first batch allocates and compiles, so only the others are timed. The regulariser is omitted: it
+costs little compared to a backward pass. The result is discarded.
 """
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from itertools import islice
 from statistics import median
@@ -13,34 +15,34 @@ from typing import Any, Final
 
 import torch
 
-from fedelmy_node.errors import TrainingError
-from fedelmy_node.training.acceleration import acceleration
-from fedelmy_node.training.adam import Adam
+from fedelmy_node.domain.errors import TrainingError
 from fedelmy_node.training.batches import Batches, eval_batches
-from fedelmy_node.training.data.site import SiteData
-from fedelmy_node.training.flat import FlatModel
+from fedelmy_node.training.data.site_data import SiteData
 from fedelmy_node.training.job import Job
-from fedelmy_node.training.loss import Loss
-from fedelmy_node.training.models.build import build_model
+from fedelmy_node.training.models.builder import build_model
+from fedelmy_node.training.objective import Loss
+from fedelmy_node.training.optimizer import Adam
 from fedelmy_node.training.seeds import derive
-
-__all__ = ["trial"]
+from fedelmy_node.training.torch_runtime import acceleration
+from fedelmy_node.training.weights import FlatModel
 
 _BATCHES: Final = 6
-_ENOUGH_SECONDS: Final = 5.0
-"""No more batches are begun after so long: a slow machine is known to be slow by then."""
+_MAX_SECONDS: Final = 5.0
+"""No further batch is started after this time."""
 
 
 def trial(job: Job, data: SiteData, device: torch.device) -> dict[str, Any]:
-    """Train a few batches; how long one takes, how many an epoch has, and what memory it took."""
-    recipe = job.recipe
+    """Train a few batches; return the time per batch, batches per epoch, and memory used."""
+    recipe, seed = job.recipe, job.recipe.seed
     try:
-        model = FlatModel(build_model(recipe.model, recipe.task, derive(recipe.seed, "init")).to(device))
-        batches = Batches(data.train, recipe.task.input, recipe.training, run_seed=recipe.seed, device=device)
+        model = FlatModel(build_model(recipe.model, recipe.task, derive(seed, "init")).to(device))
+        wanted, training = recipe.task.input, recipe.training
+        batches = Batches(data.train, wanted, training, run_seed=seed, device=device)
         seconds = _timed(model, batches, job, device)
         validation = _validation_seconds(model, data, job, device)
     except torch.OutOfMemoryError as error:
-        message = f"a batch of {recipe.training.batch_size} does not fit into the memory of {device}"
+        size = recipe.training.batch_size
+        message = f"a batch of {size} does not fit into the memory of {device}"
         raise TrainingError("E-TRAINING-MEMORY", message, private=str(error)) from error
     except RuntimeError as error:
         message = "the model cannot be trained on this input: a batch failed"
@@ -61,11 +63,11 @@ def _timed(model: FlatModel, batches: Batches, job: Job, device: torch.device) -
     seconds: list[float] = []
     epoch = 0
     while len(seconds) < _BATCHES:
-        epoch += 1  # a small site has few batches: they come again
+        epoch += 1  # a small site has few batches: repeat them
         place = (job.site, job.visit, 0, epoch)
         before = time.monotonic()
         for images, labels in islice(batches.epoch(place), _BATCHES - len(seconds)):
-            if len(labels) > 1:  # one sample has no statistics; `fit` knows what to do with it
+            if len(labels) > 1:  # one sample has no batch statistics; `fit` handles that
                 model.grad.zero_()
                 with speed.computing():
                     value = loss(model.module(images), labels)
@@ -75,17 +77,18 @@ def _timed(model: FlatModel, batches: Batches, job: Job, device: torch.device) -
             now = time.monotonic()
             seconds.append(now - before)
             before = now
-            if now - began > _ENOUGH_SECONDS:
+            if now - began > _MAX_SECONDS:
                 return seconds
     return seconds
 
 
 def _validation_seconds(model: FlatModel, data: SiteData, job: Job, device: torch.device) -> float:
-    """Of all validation data, from one large batch of them."""
+    """The estimated time for all validation data, from one large batch."""
     began, size = time.monotonic(), 0
     model.module.eval()
     with torch.inference_mode():
-        for images, labels in islice(eval_batches(data.validation, job.recipe.task.input, device=device), 1):
+        batches = eval_batches(data.validation, job.recipe.task.input, device=device)
+        for images, labels in islice(batches, 1):
             model.module(images)
             size = len(labels)
     _wait_for(device)
@@ -98,12 +101,10 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _memory(device: torch.device) -> dict[str, int]:
-    """What the device has, and what the trial took at most; of a CPU, what the whole process took."""
+    """Total memory and peak use of the device; for a CPU, of the whole process."""
     if device.type == "cuda":
         _, total = torch.cuda.mem_get_info(device)
         return {"memory_bytes": total, "peak_bytes": torch.cuda.max_memory_reserved(device)}
-    import os
-    import resource
-
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"memory_bytes": total, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"memory_bytes": total, "peak_bytes": peak}

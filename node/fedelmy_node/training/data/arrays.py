@@ -1,32 +1,39 @@
-"""Named arrays as a source of data: what an archive holds, or a function of a site gives.
+"""Named arrays as a data source: a NumPy archive, or what a site's own function returns.
 
-images   or x      (N, H, W) or (N, H, W, C); uint8, uint16 or float; other integers need a window
-labels   or y      (N,): texts are class names; integers are positions in `classes`, or without it names
-classes            optional: the names
-test_images, test_labels    optional: the source's own test set
+images or x                (N, H, W) or (N, H, W, C); uint8, uint16 or float; other integers
+                           need a window
+labels or y                (N,); texts are class names, integers are positions in `classes`, or
+                           class names if there is no `classes`
+classes                    optional: the class names
+test_images, test_labels   optional: the source's own test set
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from fedelmy_node.errors import DataError
-from fedelmy_node.training.data.raw import ArrayImages, RawData, RawSamples
-
-__all__ = ["raw_data"]
+from fedelmy_node.domain.errors import DataError
+from fedelmy_node.training.data.sources import ArrayImages, RawData, RawSamples, map_read_errors
 
 
 def raw_data(
-    names: Collection[str], get: Callable[[str], NDArray[Any]], read: Callable[[str], NDArray[Any]], where: str
+    names: Collection[str],
+    get: Callable[[str], NDArray[Any]],
+    read: Callable[[str], NDArray[Any]],
+    where: str,
 ) -> RawData:
-    """The source that some named arrays are: labels are looked at now (`get`), images when they are needed (`read`).
+    """Build a source from named arrays: labels are read now (`get`), images on demand (`read`).
 
-    `where` is what the private part of an error calls the source.
+    `where` identifies the source in the private part of errors.
     """
     images, labels = _key(names, where, "images", "x"), _key(names, where, "labels", "y")
     own_test = [key for key in ("test_images", "test_labels") if key in names]
@@ -76,12 +83,13 @@ def _text(array: NDArray[Any]) -> NDArray[Any]:
 def _numbering(
     names: tuple[str, ...] | None, parts: list[NDArray[Any]], where: str
 ) -> tuple[tuple[str, ...], dict[Any, int]]:
-    """The class names, and which of them each label means."""
+    """The class names, and the class number of each label."""
     if len({part.dtype.kind == "U" for part in parts}) != 1:
         raise _bad(where, "labels and test_labels must both be texts or both integers")
     if names is None:
         values = sorted({value for part in parts for value in np.unique(part).tolist()})
-        return tuple(str(value) for value in values), {value: number for number, value in enumerate(values)}
+        numbers = {value: number for number, value in enumerate(values)}
+        return tuple(str(value) for value in values), numbers
     labels = names if parts[0].dtype.kind == "U" else range(len(names))
     return names, {label: number for number, label in enumerate(labels)}
 
@@ -99,9 +107,59 @@ def _images(read: Callable[[str], NDArray[Any]], key: str, where: str) -> NDArra
     array = read(key)
     if array.ndim == 3 or (array.ndim == 4 and 1 <= array.shape[3] <= 4):
         return array
-    hint = "Write images as (N, H, W) or (N, H, W, C), the channels last." if array.ndim == 4 else None
-    raise _bad(where, f"{key} has the shape {array.shape}", hint=hint)
+    hint = "Write images as (N, H, W) or (N, H, W, C), the channels last."
+    raise _bad(where, f"{key} has the shape {array.shape}", hint=hint if array.ndim == 4 else None)
 
 
 def _bad(where: str, message: str, more: str = "", hint: str | None = None) -> DataError:
-    return DataError("E-DATA-FORMAT", message, hint=hint, private=f"{where}: {more}" if more else where)
+    private = f"{where}: {more}" if more else where
+    return DataError("E-DATA-FORMAT", message, hint=hint, private=private)
+
+
+_HEADERS: Final = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_LOCAL_LENGTHS: Final = 26
+"""Offset of the lengths of name and extra field in a ZIP local header, two bytes each."""
+
+
+def load_npz(path: Path) -> RawData:
+    """The labels of an archive, and images that are read on demand."""
+    # Open the file here: numpy leaves it open if it is not an archive.
+    with map_read_errors(path), path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, NpzFile):
+            message = "the data file holds one array, not an archive of named arrays"
+            raise DataError("E-DATA-FORMAT", message, private=str(path))
+        return raw_data(archive.files, archive.__getitem__, partial(_read, path), str(path))
+
+
+def _read(path: Path, key: str) -> NDArray[Any]:
+    with map_read_errors(path), path.open("rb") as file:
+        array = _mapped(file, f"{key}.npy")
+        if array is None:
+            file.seek(0)
+            array = np.load(file, allow_pickle=False)[key]
+        return array
+
+
+def _mapped(file: BinaryIO, name: str) -> NDArray[Any] | None:
+    """Map an uncompressed array from the file: it need not fit into memory."""
+    with ZipFile(file) as archive:
+        stored = archive.NameToInfo.get(name)
+        if stored is None or stored.compress_type != ZIP_STORED:
+            return None
+        with archive.open(stored) as member:
+            version = np.lib.format.read_magic(member)
+            if version not in _HEADERS:
+                return None
+            shape, fortran, dtype = _HEADERS[version](member)
+            header = member.tell()
+    # Only the local header says where the member's bytes begin; the central directory does not.
+    file.seek(stored.header_offset + _LOCAL_LENGTHS)
+    name_bytes, extra_bytes = struct.unpack("<HH", file.read(4))
+    begin = stored.header_offset + _LOCAL_LENGTHS + 4 + name_bytes + extra_bytes + header
+    if dtype.hasobject or dtype.itemsize == 0 or 0 in shape:
+        return None  # np.load reports what is wrong
+    return np.memmap(file, dtype, "r", begin, shape, "F" if fortran else "C")

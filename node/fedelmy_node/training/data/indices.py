@@ -1,7 +1,7 @@
-"""The file that makes a subset of a source a site's data; `fedelmy-launch partition` writes it.
+"""The file that selects a site's subset of a source; `fedelmy-launch partition` writes it.
 
-Positions refer to the source's pool (all samples but its own test set) in the loader's order. The file
-also says of what source, how and from which seed it was drawn, so that it can be drawn again.
+Positions refer to the source's pool (all samples but its own test set) in the loader's order. The
+file records the source, the method and the seed, so that the partition can be repeated.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from fedelmy_node.config.decode import canonical_json, decode
+from fedelmy_node.domain.errors import DataError, FedelmyError
 from fedelmy_node.domain.names import SiteName, site_name
-from fedelmy_node.durable import write_durably
-from fedelmy_node.errors import DataError, FedelmyError
-
-__all__ = ["FORMAT", "Indices", "read_indices", "write_indices"]
+from fedelmy_node.store.durable_files import write_durably
 
 FORMAT: Final = "fedelmy-indices-1"
 
@@ -31,23 +29,19 @@ class Indices:
     """One site's part of a source."""
 
     format: Literal["fedelmy-indices-1"] = FORMAT
-    """Of this file; a reader refuses those that it does not know."""
     source_kind: str
-    """What stands before the colon of --data."""
+    """The part of --data before the colon."""
     samples: int
-    """Size of the pool that was partitioned; another size means other data."""
+    """Size of the partitioned pool; another size means other data."""
     method: str
-    """How the parts were drawn."""
     seed: int
-    """From which they were drawn."""
     site: SiteName
-    """Whose part this is."""
     indices: tuple[int, ...]
-    """Positions in the pool, none twice."""
+    """Positions in the pool, without duplicates."""
     alpha: float | None = None
-    """Of the Dirichlet distribution, where that was the method."""
+    """Of the Dirichlet distribution, if that was the method."""
     sites: int | None = None
-    """How many parts were drawn together."""
+    """Number of parts of the partition."""
 
     def __post_init__(self) -> None:
         site_name(self.site)
@@ -58,29 +52,32 @@ class Indices:
         _require(len(set(self.indices)) == len(self.indices), "an index appears twice")
 
     def require_fit(self, *, source_kind: str, samples: int, site: SiteName) -> None:
-        """Refuse to be applied to another source or at another site than the one it was drawn for."""
-        _require(self.source_kind == source_kind, f"indices of {self.source_kind!r} do not fit {source_kind!r}")
-        _require(self.samples == samples, f"indices of {self.samples} samples do not fit the source's {samples}")
+        """Refuse another source or another site than the partition was made for."""
+        kind, size = self.source_kind, self.samples
+        _require(kind == source_kind, f"indices of {kind!r} do not fit {source_kind!r}")
+        _require(size == samples, f"indices of {size} samples do not fit the source's {samples}")
         _require(self.site == site, f"indices of site {self.site!r} are not those of site {site!r}")
 
 
 def read_indices(path: Path) -> Indices:
-    """The file's content, or E-DATA-INDICES whatever is wrong with it."""
+    """Read the file; any problem is an E-DATA-INDICES."""
     try:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise DataError("E-DATA-INDICES", f"it is not a file of the format {FORMAT}")
         return decode(Indices, value)
     except FedelmyError as error:
-        raise DataError("E-DATA-INDICES", f"the indices file: {error.message}", private=str(path)) from error
+        message = f"the indices file: {error.message}"
+        raise DataError("E-DATA-INDICES", message, private=str(path)) from error
     except OSError as error:
         reason, hint = error.strerror or type(error).__name__, "Check the path after --indices."
         message = f"the indices file cannot be read: {reason}"
         raise DataError("E-DATA-INDICES", message, hint=hint, private=str(path)) from error
     except (ValueError, RecursionError) as error:
-        raise DataError("E-DATA-INDICES", "the indices file is not JSON", private=f"{path}: {error}") from error
+        message, private = "the indices file is not JSON", f"{path}: {error}"
+        raise DataError("E-DATA-INDICES", message, private=private) from error
 
 
 def write_indices(path: Path, indices: Indices) -> None:
-    """Write the file whole or not at all; others may read it."""
+    """Write the file atomically and readable by everyone."""
     write_durably(path, canonical_json(indices) + b"\n", mode=0o644)

@@ -1,7 +1,9 @@
-"""The strategies by name. A strategy is one module: a frozen dataclass `Settings`, and `effort` and `train`.
+"""Strategies by name. A strategy is a module with `Settings` (a frozen dataclass), `effort` and
+`train`.
 
-Looking a name up, validating its settings and asking what a step takes needs no torch, so the daemon and the launcher
-can do it too. Installed packages add strategies by the entry points `fedelmy.strategies` (docs/extending.md).
+Finding a strategy, validating its settings and computing its effort needs no torch, so the daemon
+and the launcher can do it. Packages add strategies by the entry point group `fedelmy.strategies`
+(docs/extending.md).
 """
 
 from __future__ import annotations
@@ -10,20 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
-from fedelmy_node.config.decode import decode
+from fedelmy_node.config.decode import decode, suggestion
 from fedelmy_node.config.registry import BUILT_IN, Registry
-from fedelmy_node.config.suggest import suggestion
+from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.federation import Recipe, StrategySpec, Training
-from fedelmy_node.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedelmy_node.training.flat import Weights
-    from fedelmy_node.training.work import Work
-
-__all__ = [
-    "StrategyEntry", "STRATEGIES", "INSTALLED", "Strategy", "Effort", "strategy_origin", "strategy_for", "settings_for",
-    "is_weighted", "effort_of",
-]  # fmt: skip
+    from fedelmy_node.training.strategies.context import Work
+    from fedelmy_node.training.weights import Weights
 
 
 class StrategyEntry(NamedTuple):
@@ -32,30 +28,32 @@ class StrategyEntry(NamedTuple):
     description: str
     """One line for `--help` and the documentation."""
     module: str
-    """Where the strategy's `Settings` and `train` are."""
 
 
 _HERE: Final = "fedelmy_node.training.strategies"
+_DESCRIPTIONS: Final = {
+    "fedelmy": "a pool of diverse models per site, averaged",
+    "fedseq": "plain training, one model per site",
+    "fedprox": "as fedseq, held near the model that was received",
+    "fedavg": "as fedseq; where models are merged, each weighs by its samples",
+}
 STRATEGIES: Final[Mapping[str, StrategyEntry]] = {
-    "fedelmy": StrategyEntry("a pool of diverse models per site, averaged", f"{_HERE}.fedelmy"),
-    "fedseq": StrategyEntry("plain training, one model per site", f"{_HERE}.fedseq"),
-    "fedprox": StrategyEntry("as fedseq, held near the model that was received", f"{_HERE}.fedprox"),
-    "fedavg": StrategyEntry("as fedseq; where models are merged, each weighs by its samples", f"{_HERE}.fedavg"),
+    name: StrategyEntry(text, f"{_HERE}.{name}") for name, text in _DESCRIPTIONS.items()
 }
 INSTALLED: Final = Registry("fedelmy.strategies", "strategy", STRATEGIES, StrategyEntry)
-"""These, and those of installed packages."""
+"""Built-in strategies, and those of installed packages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """What a train step takes: a site agrees to it, shows it to its administrator, and makes room for it."""
+    """The work of a train step, for consent, display and disk space."""
 
     members: int
     """Models that the step fits."""
     epochs: int
-    """Passes over the training data for each of them."""
+    """Epochs for each of them."""
     warmup_epochs: int = 0
-    """Passes before them, for a model that they start from."""
+    """Epochs before them, for a model that they start from."""
 
     @property
     def total_epochs(self) -> int:
@@ -67,22 +65,24 @@ class Effort:
 
 
 class Strategy(Protocol):
-    """What a strategy's module has; `WEIGHTED = True` beside it says that merges weigh by samples."""
+    """A strategy's module; an optional `WEIGHTED = True` makes merges weigh models by samples."""
 
     Settings: type
-    """A frozen dataclass: what federation.toml may set under [strategy], with defaults."""
+    """A frozen dataclass: the keys of [strategy] in federation.toml, with defaults."""
 
     def effort(self, settings: object, training: Training, *, begins: bool) -> Effort:
-        """What a train step takes; `begins`: no model was received."""
+        """The work of a train step; `begins`: no model was received."""
 
     def train(self, work: Work, settings: object) -> Weights:
-        """Compute a train step; the result is the step's output."""
+        """Compute a train step and return its output."""
 
 
 def strategy_origin(name: str) -> str:
-    """Whose code a strategy is, in words; empty: ours."""
+    """Whose code a strategy is, for display; empty if built in."""
     origin = INSTALLED.origin(name)
-    return "" if origin == BUILT_IN else f"package {origin}" if origin else "a package that is not there any more"
+    if origin == BUILT_IN:
+        return ""
+    return f"package {origin}" if origin else "a package that is no longer installed"
 
 
 def strategy_for(name: str) -> Strategy:
@@ -95,7 +95,7 @@ def strategy_for(name: str) -> Strategy:
 
 
 def settings_for(spec: StrategySpec) -> object:
-    """The strategy's own settings, validated, with its defaults for what the plan does not say."""
+    """The strategy's settings, validated and with defaults."""
     schema = strategy_for(spec.name).Settings
     with INSTALLED.foreign(spec.name):
         settings: object = decode(schema, spec.settings, "strategy")
@@ -103,16 +103,17 @@ def settings_for(spec: StrategySpec) -> object:
 
 
 def is_weighted(spec: StrategySpec) -> bool:
-    """Whether models are merged by the samples that they have seen; their bundles then say how many those are."""
+    """Whether merges weigh models by samples; bundles then have a sample count."""
     return bool(getattr(strategy_for(spec.name), "WEIGHTED", False))
 
 
 def effort_of(recipe: Recipe, *, begins: bool) -> Effort:
-    """What a train step of this recipe takes; `begins`: it starts with a new model."""
-    strategy, settings = strategy_for(recipe.strategy.name), settings_for(recipe.strategy)
-    with INSTALLED.foreign(recipe.strategy.name):
+    """The work of a train step of this recipe; `begins`: it starts with a new model."""
+    name = recipe.strategy.name
+    strategy, settings = strategy_for(name), settings_for(recipe.strategy)
+    with INSTALLED.foreign(name):
         effort: object = strategy.effort(settings, recipe.training, begins=begins)
     if not isinstance(effort, Effort):
         wrong = f"its effort is a {type(effort).__name__}, no Effort"
-        raise ConfigError("E-CONFIG-EXTENSION", f"strategy {recipe.strategy.name!r} cannot be used: {wrong}")
+        raise ConfigError("E-CONFIG-EXTENSION", f"strategy {name!r} cannot be used: {wrong}")
     return effort

@@ -1,6 +1,6 @@
-"""FedAvg: plain training of one model per site, and a mean by samples where a topology merges.
+"""FedAvg: plain training of one model per site; merges weigh models by samples.
 
-On a mesh of several rounds it is what the name usually means; on a chain, where nothing is merged, it trains as FedSeq.
+On a mesh of several rounds this is the usual FedAvg; on a chain, without merges, it equals FedSeq.
 """
 
 from __future__ import annotations
@@ -12,4 +12,4 @@ from fedelmy_node.training.strategies.fedseq import Settings, effort, train
 __all__ = ["WEIGHTED", "Settings", "effort", "train"]
 
 WEIGHTED: Final = True
-"""Merges weigh every model by the samples that it has seen, so bundles say how many: others learn a site's count."""
+"""Bundles have a sample count, so other sites learn it."""

@@ -1,37 +1,35 @@
-"""FedELMY (Algorithm 1 of the paper): a pool of diverse models per site, and their mean for the next one."""
+"""FedELMY (Algorithm 1 of the paper): each site trains a pool of diverse models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.federation import Training
-from fedelmy_node.errors import ConfigError
 from fedelmy_node.training.strategies import Effort
 
 if TYPE_CHECKING:
-    from fedelmy_node.training.flat import Weights
-    from fedelmy_node.training.work import Work
-
-__all__ = ["Settings", "effort", "train"]
+    from fedelmy_node.training.strategies.context import Work
+    from fedelmy_node.training.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What `[strategy]` in federation.toml may set; the defaults are the paper's for CIFAR-10."""
+    """The keys of `[strategy]` in federation.toml; the defaults are the paper's for CIFAR-10."""
 
     pool_size: int = 5
-    """Models that every site trains (paper: S); the one that it starts from is in the pool beside them."""
+    """Models that every site trains (paper: S), beside the one that it starts from."""
     warmup_epochs: int = 30
     """Epochs of plain cross-entropy for a new model at the first site (paper: E_w)."""
     alpha: float = 0.06
-    """Weight of d1, the mean distance to the pool, which is to grow; 0 switches it off."""
+    """Weight of d1, the mean distance to the pool, which training increases; 0 disables it."""
     beta: float = 1.0
-    """Weight of d2, the distance to the pool's first model, which is to stay small; 0 switches it off."""
+    """Weight of d2, the distance to the pool's first model, kept small; 0 disables it."""
     distance: Literal["l2", "squared_l2", "l1", "cosine"] = "l2"
-    """Of two models' parameters: plain as in the paper, squared as in the authors' code, or two more of ours."""
+    """l2 as in the paper, squared_l2 as in the authors' code, or l1 or cosine."""
     compat: Literal["paper", "authors"] = "paper"
-    """authors: as in their code, d1 includes the model that training starts at, and d2 scales both terms."""
+    """authors: as in their code, d1 includes the start model, and d2 scales both terms."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.pool_size <= 1000, "pool_size must be 1 to 1000")
@@ -41,15 +39,14 @@ class Settings:
 
 
 def effort(settings: Settings, training: Training, *, begins: bool) -> Effort:
-    """A pool, and before it the warm-up of a new model."""
     warmup = settings.warmup_epochs if begins else 0
     return Effort(members=settings.pool_size, epochs=training.epochs, warmup_epochs=warmup)
 
 
 def train(work: Work, settings: Settings) -> Weights:
-    """Take the received model, or warm a new one up; grow the pool, each from the mean; send the mean."""
-    from fedelmy_node.training.distances import Terms, pool_regulariser
-    from fedelmy_node.training.pool import Pool
+    """Start from the received or a warmed-up model; train each member from the pool's mean."""
+    from fedelmy_node.training.objective import Terms, pool_regulariser
+    from fedelmy_node.training.weights import Pool
 
     s, epochs, members = settings, work.training.epochs, settings.pool_size
     terms = Terms(alpha=s.alpha, beta=s.beta, distance=s.distance, compat=s.compat)
@@ -64,7 +61,8 @@ def train(work: Work, settings: Settings) -> Weights:
     for member in range(1, members + 1):
         start = pool.mean()
         regulariser = pool_regulariser(terms, [model.vector for model in pool], start.vector)
-        model = work.fit(start, member=member, members=members, epochs=epochs, regulariser=regulariser)
+        order = {"member": member, "members": members, "epochs": epochs}
+        model = work.fit(start, **order, regulariser=regulariser)
         pool.append(model)
         work.keep_member(member, model)
     return pool.mean()

@@ -1,0 +1,63 @@
+"""The numbers of a cell, from the events of its run; the same for simulations and real nodes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from fedelmy_launcher.view.progress import RunProgress
+from fedelmy_node.domain.event_data import is_count, is_square
+from fedelmy_node.domain.events import Event, EventKind, StepState
+from fedelmy_node.domain.plan_steps import StepKind
+
+
+class Measures:
+    """A cell's result; `progress` must have received the same events."""
+
+    def __init__(self, progress: RunProgress) -> None:
+        self._progress = progress
+        self._train = {step.id for step in progress.steps if step.kind == StepKind.TRAIN}
+        self._distances: list[list[float]] | None = None
+        """In the pool of the last finished train step."""
+
+    def add(self, event: Event) -> None:
+        if event.kind != EventKind.STEP or event.step not in self._train:
+            return
+        result = event.data.get("result")
+        if event.data.get("state") == StepState.DONE and isinstance(result, Mapping):
+            distances = result.get("pool_distances")
+            self._distances = distances if is_square(distances) else self._distances
+
+    def result(self) -> dict[str, Any]:
+        """The run's part of an entry in the results file."""
+        run = self._progress.result()
+        return {
+            "accuracy": _rounded(run["accuracy"]),
+            "balanced_accuracy": _rounded(self._balanced()),
+            "samples": run["samples"],
+            "bytes": run["bytes_sent"],
+            "bytes_delivered": run["bytes_delivered"],
+            "bundle_bytes": run["bundle_bytes"],
+            "sha256": run["bundle_sha256"],
+            "seconds": round(run["seconds"], 1),
+            "subset": run["subset"],
+            "pool_distances": self._distances,
+        }
+
+    def _balanced(self) -> float | None:
+        """The mean sensitivity over the classes, on the test samples of all sites."""
+        right: dict[str, int] = defaultdict(int)
+        whole: dict[str, int] = defaultdict(int)
+        for site in self._progress.sites.values():
+            classes = (site.evaluation or {}).get("classes")
+            for name, row in classes.items() if isinstance(classes, Mapping) else ():
+                if is_count(row.get("tp")) and is_count(row.get("fn")):
+                    right[name] += row["tp"]
+                    whole[name] += row["tp"] + row["fn"]
+        shares = [right[name] / count for name, count in whole.items() if count]
+        return sum(shares) / len(shares) if shares else None
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 6)

@@ -1,1 +1,0 @@
-"""A run as a graph of sites: which shape it has, and where everything goes in a picture of it."""

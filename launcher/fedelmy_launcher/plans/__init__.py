@@ -1,0 +1,1 @@
+"""Compile a federation into a plan and signed slices; topologies and discovery."""

@@ -1,0 +1,1 @@
+"""Run a plan in one process, and partition one data set among sites."""

@@ -1,0 +1,156 @@
+"""Simulation: the same plan and training code in one process, without network, same bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedelmy_node.domain.errors import DataError
+from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
+from fedelmy_node.domain.federation import Federation
+from fedelmy_node.domain.names import SiteName, StepId, file_stem
+from fedelmy_node.domain.plan import Plan
+from fedelmy_node.domain.plan_steps import Edge, Step, StepKind, in_order
+from fedelmy_node.store.durable_files import cannot_write, file_sha256
+from fedelmy_node.training.data import parse_source
+from fedelmy_node.training.job import JOBS, DataSpec, Input, Job, Outcome
+
+
+def data_of(federation: Federation) -> Mapping[SiteName, DataSpec]:
+    """Each site's data as given under [[sites]] in federation.toml."""
+    specs = {}
+    for member in federation.members:
+        if member.data is None:
+            message = f"simulation needs data for site {member.name}"
+            hint = f'Give --data {member.name}=KIND[:PATH], or set data = "..." in its [[sites]].'
+            raise DataError("E-DATA-SOURCE", message, hint=hint)
+        parse_source(member.data)
+        indices = Path(member.indices) if member.indices else None
+        specs[member.name] = DataSpec(source=member.data, indices=indices)
+    return specs
+
+
+class Simulation:
+    """Execute a plan in this process; `emit` gets the events that nodes would journal."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        data: Mapping[SiteName, DataSpec],
+        directory: Path,
+        emit: Callable[[Event], None],
+        *,
+        code: Collection[str] = (),
+    ) -> None:
+        """`code`: the allowed functions as `module:function`."""
+        self._plan = plan
+        self._data = data
+        self._directory = directory
+        self._emit = emit
+        self._code = tuple(code)
+        self._seq = 0
+        self._bundles: dict[StepId, tuple[Path, str, int]] = {}
+        self._edges_to: dict[StepId, list[Edge]] = {}
+        for edge in plan.edges:
+            self._edges_to.setdefault(edge.target, []).append(edge)
+
+    def run(self) -> None:
+        """Execute every step, inputs before outputs."""
+        from fedelmy_node.training.data.source_cache import cached_sources
+
+        with cached_sources():  # the sites often share one source
+            self._run()
+
+    def _run(self) -> None:
+        sites = dict.fromkeys(step.site for step in self._plan.steps)
+        for site in sites:
+            self._event(site, None, EventKind.RUN, {"state": RunState.RUNNING})
+        for step in in_order(self._plan.steps):
+            self._receive(step)
+            if step.kind == StepKind.DELIVER:
+                self._bundles[step.id] = self._bundles[step.needs[0]]
+                self._done(step, {})
+            else:
+                self._event(step.site, step.id, EventKind.STEP, {"state": StepState.RUNNING})
+                self._done(step, self._compute(step).report)
+        for site in sites:
+            self._event(site, None, EventKind.RUN, {"state": RunState.DONE})
+
+    def bundle(self, step: StepId) -> Path:
+        return self._bundles[step][0]
+
+    def evaluate(self, bundle: Path, site: SiteName) -> Mapping[str, Any]:
+        """Counts and metrics of a bundle of this recipe on a site's test data."""
+        job = self._job(StepKind.EVALUATE, site, 0, None)
+        return self._execute(job, (Input(bundle, file_sha256(bundle)),), lambda *_: None).report
+
+    def _compute(self, step: Step) -> Outcome:
+        output = None
+        if step.kind != StepKind.EVALUATE:
+            output = self._directory / file_stem(step.id) / "output.safetensors"
+            try:
+                output.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise cannot_write(output.parent, error) from error
+        job = self._job(step.kind, step.site, step.visit, output)
+        inputs = tuple(Input(*self._bundles[need][:2]) for need in step.needs)
+        emit = partial(self._event, step.site, step.id)
+        outcome = self._execute(job, inputs, emit)
+        if output is not None:
+            self._bundles[step.id] = output, outcome.sha256 or "", outcome.bytes
+        return outcome
+
+    def _job(self, kind: StepKind, site: SiteName, visit: int, output: Path | None) -> Job:
+        return Job(
+            kind=JOBS[kind],
+            site=site,
+            visit=visit,
+            recipe=self._plan.recipe,
+            data=self._data[site],
+            device="cpu",
+            output=output,
+            features=self._plan.recipe.features,
+            code=self._code,
+        )
+
+    @staticmethod
+    def _execute(
+        job: Job, inputs: tuple[Input, ...], emit: Callable[[EventKind, Mapping[str, Any]], None]
+    ) -> Outcome:
+        from fedelmy_node.training.step import load, run  # imports torch
+
+        return run(load(job), inputs, emit)
+
+    def _receive(self, step: Step) -> None:
+        """Emit the events of the hand-overs, as a network would."""
+        for edge in self._edges_to.get(step.id, ()):
+            _, sha256, size = self._bundles[edge.source]
+            data = {"edge": edge.id, "bytes": size, "sha256": sha256, "carries": edge.carries}
+            sent, received = {"peer": edge.receiver, "seconds": 0.0}, {"peer": edge.sender}
+            self._event(edge.sender, edge.source, EventKind.SENT, data | sent)
+            self._event(edge.receiver, edge.target, EventKind.RECEIVED, data | received)
+
+    def _done(self, step: Step, report: Mapping[str, Any]) -> None:
+        data: dict[str, Any] = {"state": StepState.DONE, "result": dict(report)}
+        if step.id in self._bundles:
+            _, data["sha256"], data["bytes"] = self._bundles[step.id]
+        self._event(step.site, step.id, EventKind.STEP, data)
+
+    def _event(
+        self, site: SiteName, step: StepId | None, kind: EventKind, data: Mapping[str, Any]
+    ) -> None:
+        self._seq += 1
+        self._emit(
+            Event(
+                seq=self._seq,
+                time=time.time(),
+                run=self._plan.run,
+                site=site,
+                step=step,
+                kind=kind,
+                data=data,
+            )
+        )

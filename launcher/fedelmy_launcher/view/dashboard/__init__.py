@@ -1,0 +1,1 @@
+"""The dashboard: a live, read-only view of runs in the browser, served on loopback."""

@@ -1,0 +1,1 @@
+"""A run from its first event to its last, for report and dashboard."""

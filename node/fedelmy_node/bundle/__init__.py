@@ -1,0 +1,1 @@
+"""Bundle files as the daemon handles them: checked without torch."""

@@ -1,0 +1,1 @@
+"""What a site agrees to: rules, approval, the plan in plain words, disclosure."""

@@ -1,0 +1,165 @@
+"""A plan in plain words, for the administrator who decides whether this site takes part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from fedelmy_node.config.consent_table import Consent
+from fedelmy_node.consent.rules import may_start_fresh
+from fedelmy_node.domain.names import site_of
+from fedelmy_node.domain.plan import Slice
+from fedelmy_node.domain.plan_steps import Edge, StepKind
+from fedelmy_node.domain.text import bytes_text, clean, duration_text
+from fedelmy_node.store.records import Prepared
+from fedelmy_node.training.models import model_origin
+from fedelmy_node.training.strategies import Effort, effort_of, is_weighted, strategy_origin
+
+_SHOWN = 12
+_NUMBERS = {
+    "sample-counts": "the number of samples",
+    "class-counts": "the number of samples per class",
+    "metrics": "metrics such as loss and accuracy",
+}
+
+
+def asked(prepared: Prepared, consent: Consent) -> tuple[str, ...]:
+    """Return what the plan asks of this site, in sentences; repeated ones are counted.
+
+    Names that the operator chose are quoted and cleaned, so they cannot pose as a sentence.
+    """
+    counted = Counter(_sentences(prepared, consent))
+    return tuple(
+        clean(sentence) + (f" ({count} times)" if count > 1 else "")
+        for sentence, count in counted.items()
+    )
+
+
+def _sentences(prepared: Prepared, consent: Consent) -> Iterator[str]:
+    plan, report = prepared.slice, prepared.report
+    classes = plan.recipe.task.classes
+    yield (
+        f"Operator {prepared.operator} asks site {plan.site} to take part in a run of federation"
+        f" {plan.federation!r}."
+    )
+    yield (
+        f"The model is {plan.recipe.model.name}: {_number(report.get('parameters'))} parameters,"
+        f" {bytes_text(int(report.get('bundle_bytes', 0)))} per transfer. It distinguishes"
+        f" {len(classes)} classes: {_list(repr(name) for name in classes)}."
+    )
+    yield from _code(plan)
+    yield from _work(plan, report.get("samples", {}))
+    yield from _traffic(plan)
+    yield from _unreachable(plan)
+    yield from _disclosure(plan, consent)
+    yield "The samples themselves never leave this site."
+
+
+def _code(plan: Slice) -> Iterator[str]:
+    """Name code that is not fedelmy's: the administrator may not be the person who installed it."""
+    origins = {
+        "model": model_origin(plan.recipe.model.name),
+        "strategy": strategy_origin(plan.recipe.strategy.name),
+    }
+    for what, origin in origins.items():
+        if origin:
+            yield f"The {what} is not part of fedelmy: its code is {origin}, as installed here."
+
+
+def _work(plan: Slice, samples: Mapping[str, Any]) -> Iterator[str]:
+    recipe, training = plan.recipe, plan.recipe.training
+    batches = -(-int(samples.get("train", 0)) // training.batch_size)
+    for step in plan.steps:
+        if step.kind == StepKind.TRAIN:
+            effort = effort_of(recipe, begins=not step.needs)
+            yield (
+                f"This site trains with strategy {recipe.strategy.name}: {_effort(effort)}. That is"
+                f" about {_number(effort.total_epochs * batches)} optimizer steps with batch size"
+                f" {training.batch_size}, on {_count(training.threads, 'CPU thread')} or a GPU."
+            )
+            if step.needs and may_start_fresh(plan, step):
+                longer = _effort(effort_of(recipe, begins=True))
+                yield f"If all sites before it are skipped, it trains a new model: {longer}."
+        elif step.kind == StepKind.MERGE:
+            yield f"This site averages {_count(len(step.needs), 'model')}, without using samples."
+        elif step.kind == StepKind.EVALUATE:
+            tests = _number(samples.get("test"))
+            yield f"This site evaluates the final model on its {tests} test samples."
+    if any(step.kind == StepKind.TRAIN for step in plan.steps):
+        yield (
+            f"Training uses {_number(samples.get('train'))} training samples of this site, and"
+            f" {_number(samples.get('validation'))} validation samples to select the best model."
+        )
+
+
+def _effort(effort: Effort) -> str:
+    warm_up = _count(effort.warmup_epochs, "warm-up epoch")
+    models = f"{_count(effort.members, 'model')} of {_count(effort.epochs, 'epoch')} each"
+    total = f"{_count(effort.total_epochs, 'epoch')} in total"
+    return f"{warm_up}, then {models} ({total})" if effort.warmup_epochs else f"{models} ({total})"
+
+
+def _traffic(plan: Slice) -> Iterator[str]:
+    incoming = {StepKind.DELIVER: "the final model", StepKind.MERGE: "a model to average"}
+    for edge in plan.edges_in:
+        what = incoming.get(edge.carries, "the model to continue with")
+        yield f"Site {edge.sender} sends this site {what}{_condition(edge)}."
+    for edge in plan.edges_out:
+        merged = plan.step(edge.source).kind == StepKind.MERGE
+        what = "the averaged model" if merged else "the model it has trained"
+        what = "the final model" if edge.carries == StepKind.DELIVER else what
+        address = plan.neighbour(edge.receiver).address
+        yield f"This site sends {what} to {edge.receiver} at {address}{_condition(edge)}."
+    if not plan.edges_out:
+        yield "This site sends no model to any other site."
+
+
+def _condition(edge: Edge) -> str:
+    skipped = dict.fromkeys(site_of(step) for step in edge.skips)
+    return f", but only if {_list(skipped)} cannot be reached" if skipped else ""
+
+
+def _unreachable(plan: Slice) -> Iterator[str]:
+    for neighbour in plan.neighbours:
+        site, policy = neighbour.site, neighbour.absence.on_unreachable
+        if policy == "wait":
+            yield f"If {site} cannot be reached, the run waits for it."
+            continue
+        then = "the run ends"
+        if policy == "skip":
+            then = "the run continues without it, and its training is missing from the result"
+        patience = duration_text(neighbour.absence.patience_seconds)
+        yield f"If {site} cannot be reached for {patience}, {then}."
+
+
+def _disclosure(plan: Slice, consent: Consent) -> Iterator[str]:
+    shown = [text for what, text in _NUMBERS.items() if what in consent.disclose]
+    hidden = [text for what, text in _NUMBERS.items() if what not in consent.disclose]
+    yield "The operator sees this site's progress, errors and software versions."
+    yield f"About its data, the operator sees {_list(shown) or 'no numbers'}."
+    if hidden:
+        yield f"The operator does not see {_list(hidden, 'or')}."
+    if plan.edges_out and is_weighted(plan.recipe.strategy):
+        yield "The models it sends state the number of samples they were trained on."
+    if plan.recipe.features:
+        verb = "discloses" if "features" in consent.disclose else "does not disclose"
+        yield (
+            f"The operator asks for a map of up to {plan.recipe.features:,} test samples, one point"
+            f" per sample with its class; this site {verb} it."
+        )
+
+
+def _list(items: Iterable[str], conjunction: str = "and") -> str:
+    *shown, last = [*items] or [""]
+    if len(shown) >= _SHOWN:
+        shown, last = shown[:_SHOWN], f"{len(shown) + 1 - _SHOWN} more"
+    return f"{', '.join(shown)} {conjunction} {last}" if shown else last
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else "?"

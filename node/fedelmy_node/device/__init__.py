@@ -1,0 +1,1 @@
+"""The device of a site: trainers as child processes, and the queue for them."""

@@ -1,0 +1,1 @@
+"""Operating a node: health, metrics, doctor, backup."""

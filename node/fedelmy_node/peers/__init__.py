@@ -1,0 +1,1 @@
+"""The neighbours of a site: connections, watching, and tunnels to sites that cannot be called."""

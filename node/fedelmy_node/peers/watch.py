@@ -1,0 +1,267 @@
+"""Watch neighbours: one long-lived stream to each neighbour that matters to a run.
+
+A neighbour sends its whole state at every change, so a stream that reconnects has missed nothing.
+An open stream also shows that the neighbour is reachable. So does a stream that the neighbour has
+opened to this site: a firewall may allow connections in one direction only.
+
+Every state belongs to one plan. A state of another plan with the same run name is ignored, and the
+neighbour is asked again: it may still receive this plan. The same holds for a neighbour at which
+this plan was cancelled before it started.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from fedelmy_node.domain.backoff import Backoff
+from fedelmy_node.domain.errors import FedelmyError, InternalError, PeerError, RunError
+from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.names import RunId, SiteName
+from fedelmy_node.domain.plan import Slice
+from fedelmy_node.domain.reports import NeighbourState
+from fedelmy_node.peers.connections import Peers
+from fedelmy_node.rpc.clients import PeerClient
+
+logger = logging.getLogger(__name__)
+
+_FIRST_WAIT_SECONDS: Final = 0.25
+_LONGEST_WAIT_SECONDS: Final = 15.0
+
+Key = tuple[RunId, SiteName]
+
+
+@dataclass(slots=True)
+class Sighting:
+    """Whether one neighbour is reachable."""
+
+    since: float
+    """When it was last reachable, or when watching started; monotonic."""
+    present: bool = False
+    error: FedelmyError | None = None
+    """Why it cannot be reached; None before the first attempt has ended."""
+
+    def absent_seconds(self) -> float:
+        return 0.0 if self.present else time.monotonic() - self.since
+
+
+class Lookout:
+    """The watched neighbours of all runs. Methods and callbacks run on the executor's thread."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        post: Callable[[Callable[[], None]], None],
+        heard: Callable[[RunId, SiteName, NeighbourState], None],
+        changed: Callable[[RunId, SiteName], None],
+    ) -> None:
+        """`heard` gets each new state; `changed` is called when reachability changes."""
+        self._peers = peers
+        self._post = post
+        self._heard = heard
+        self._changed = changed
+        self._watches: dict[Key, _Watch] = {}
+        self._sightings: dict[Key, Sighting] = {}
+        self._states: dict[Key, NeighbourState] = {}
+        self._callers: Counter[tuple[RunId, str, SiteName]] = Counter()
+
+    def watch(self, plan: Slice, sites: Iterable[SiteName]) -> None:
+        """Watch exactly these neighbours of a run."""
+        wanted = set(sites)
+        watches = [(key, watch) for key, watch in self._watches.items() if key[0] == plan.run]
+        for key, watch in watches:
+            if key[1] not in wanted or watch.plan_id != plan.plan_id:
+                self._forget(key)
+        for site in sorted(wanted):
+            key = plan.run, site
+            if key not in self._watches:
+                present = self._calls(plan.run, plan.plan_id, site)
+                self._sightings[key] = Sighting(since=time.monotonic(), present=present)
+                connect = partial(self._peers.connect, plan, site)
+                self._watches[key] = _Watch(plan, site, connect, partial(self._saw, key))
+
+    def drop(self, run: RunId) -> None:
+        for key in [key for key in self._watches if key[0] == run]:
+            self._forget(key)
+
+    def close(self) -> None:
+        for watch in self._watches.values():
+            watch.stop()
+
+    def words(self, run: RunId) -> dict[SiteName, NeighbourState]:
+        """Return the latest state of every watched neighbour."""
+        return {site: state for (known, site), state in self._states.items() if known == run}
+
+    def sighting(self, run: RunId, site: SiteName) -> Sighting | None:
+        """Return the reachability of a neighbour; None if it is not watched."""
+        return self._sightings.get((run, site))
+
+    def sightings(self, run: RunId) -> dict[SiteName, Sighting]:
+        return {site: seen for (known, site), seen in self._sightings.items() if known == run}
+
+    def called(self, run: RunId, plan_id: str, site: SiteName, *, stands: bool) -> None:
+        """Record that a neighbour opened or closed its own stream; empty `plan_id`: any plan."""
+        caller = run, plan_id, site
+        self._callers[caller] += 1 if stands else -1
+        if not self._callers[caller]:
+            del self._callers[caller]
+        watch = self._watches.get((run, site))
+        if watch is not None and plan_id in ("", watch.plan_id):
+            if stands:
+                watch.hurry()
+            self._see((run, site), None)
+
+    def _calls(self, run: RunId, plan_id: str, site: SiteName) -> bool:
+        return any(self._callers[run, plan, site] > 0 for plan in ("", plan_id))
+
+    def hurry(self, site: SiteName) -> None:
+        """Retry at once, in every run: the neighbour is reachable again."""
+        for (_, known), watch in self._watches.items():
+            if known == site:
+                watch.hurry()
+
+    def _forget(self, key: Key) -> None:
+        self._watches.pop(key).stop()
+        del self._sightings[key]
+        self._states.pop(key, None)
+
+    def _saw(self, key: Key, watch: _Watch, seen: NeighbourState | FedelmyError | None) -> None:
+        """Runs on the watch's thread."""
+        self._post(partial(self._handle, key, watch, seen))
+
+    def _handle(self, key: Key, watch: _Watch, seen: NeighbourState | FedelmyError | None) -> None:
+        if self._watches.get(key) is not watch:
+            return
+        if isinstance(seen, NeighbourState):
+            if seen.state != RunState.CANCELLED:
+                watch.connected = True
+                self._see(key, None)
+            elif self._states.get(key) == seen:
+                return  # asked again, same answer
+            if self._watches.get(key) is watch:
+                # Not earlier: a state counts only after its cancel or abort was handled.
+                self._states[key] = seen
+                self._heard(*key, seen)
+        else:
+            # Either the neighbour has sent its last state, or it is reachable but busy.
+            watch.connected = seen is None or seen.code == "E-PEER-BUSY"
+            self._see(key, seen)
+
+    def _see(self, key: Key, error: FedelmyError | None) -> None:
+        sighting, watch = self._sightings[key], self._watches[key]
+        before, failed_before = sighting.present, sighting.error is not None
+        sighting.present = watch.connected or self._calls(key[0], watch.plan_id, key[1])
+        if before and not sighting.present:
+            sighting.since = time.monotonic()
+        sighting.error = None if sighting.present else error or sighting.error
+        if sighting.present != before or (sighting.error is not None) != failed_before:
+            self._changed(*key)
+
+
+class _Watch:
+    """One stream to one neighbour on its own thread, reopened whenever it ends."""
+
+    def __init__(
+        self,
+        plan: Slice,
+        site: SiteName,
+        connect: Callable[[], PeerClient],
+        saw: Callable[[_Watch, NeighbourState | FedelmyError | None], None],
+    ) -> None:
+        self.connected = False
+        """Set by the lookout: whether the last report was a success."""
+        self.plan_id = plan.plan_id
+        self._run_id = plan.run
+        self._site = site
+        self._connect = connect
+        self._saw = saw
+        self._guard = threading.Lock()
+        self._client: PeerClient | None = None
+        self._stopped = threading.Event()
+        self._hurried = threading.Event()
+        threading.Thread(target=self._run, name=f"lookout {site}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop reporting. Returns at once."""
+        with self._guard:
+            self._stopped.set()
+            client = self._client
+        self._hurried.set()
+        if client is not None:
+            client.close()
+
+    def hurry(self) -> None:
+        """Retry at once."""
+        self._hurried.set()
+
+    def _run(self) -> None:
+        backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
+        while not self._stopped.is_set():
+            seen = self._listen()
+            if self._stopped.is_set():
+                return
+            self._saw(self, seen)
+            if seen is None:
+                return
+            if isinstance(seen, _InterruptedError):
+                backoff.reset()
+            if self._hurried.wait(backoff.next_delay()):
+                self._hurried.clear()
+
+    def _listen(self) -> FedelmyError | None:
+        """Report states until the stream ends; return why, or None if no more will follow."""
+        last: NeighbourState | None = None
+        try:
+            client = self._connect()
+            with self._guard:
+                self._client = client
+            try:
+                if not self._stopped.is_set():
+                    for state in client.watch(self._run_id, self.plan_id):
+                        if (error := foreign(self.plan_id, self._site, state)) is not None:
+                            raise error
+                        last = state
+                        self._saw(self, last)
+            finally:
+                with self._guard:
+                    self._client = None
+                client.close()
+        except FedelmyError as error:
+            if last and isinstance(error, PeerError):
+                return _InterruptedError(error.code, error.message)
+            return error
+        except Exception:  # keep watching after an internal error
+            logger.exception("fault while watching a neighbour", extra={"run": self._run_id})
+            message = "internal error while watching a neighbour; see the node's log"
+            return InternalError("E-INTERNAL", message)
+        if last is not None and last.state.is_over:
+            return last_word(self._site, last)
+        return _InterruptedError("E-PEER-UNREACHABLE", "the node is shutting down")
+
+
+def foreign(plan_id: str, site: SiteName, state: NeighbourState) -> RunError | None:
+    """Return an error for a state of another plan; older software sends no plan id."""
+    if "" in (plan_id, state.plan_id) or state.plan_id == plan_id:
+        return None
+    return RunError("E-RUN-UNKNOWN", f"site {site} has another plan of a run of this name")
+
+
+def last_word(site: SiteName, state: NeighbourState) -> RunError | None:
+    """Return the error for a stream that ended with this state; None if no more will follow.
+
+    A valid cancel has ended the run here as well. Otherwise the run was withdrawn or refused there,
+    and may be prepared again.
+    """
+    if state.state == RunState.CANCELLED:
+        return RunError("E-RUN-CANCELLED", f"the run was cancelled at site {site}")
+    return None
+
+
+class _InterruptedError(PeerError):
+    """A stream broke after it had delivered a state."""

@@ -1,0 +1,257 @@
+"""Prepare: would this site take its part in a run? Everything that can be known beforehand is
+checked here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedelmy_node.config.plan_file import read_slice
+from fedelmy_node.config.site_file import SiteConfig
+from fedelmy_node.consent.rules import check_listed, efforts, refuse, refuse_bundle
+from fedelmy_node.device.supervisor import shuts_down
+from fedelmy_node.device.trainer_process import OneJob
+from fedelmy_node.domain.errors import (
+    ConsentError,
+    DataError,
+    FedelmyError,
+    IdentityError,
+    RunError,
+    TrainingError,
+)
+from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.plan import Slice
+from fedelmy_node.domain.reports import Finding, Signed
+from fedelmy_node.identity.keystore import Identity
+from fedelmy_node.peers.connections import Peers
+from fedelmy_node.run.workspace import Workspace
+from fedelmy_node.store.audit_log import Act, Record, silent
+from fedelmy_node.store.disk_budget import check_room, needed_bytes
+from fedelmy_node.store.durable_files import remove_tree
+from fedelmy_node.store.journal import Journal
+from fedelmy_node.store.records import Prepared, RunRecord
+from fedelmy_node.store.state_directory import Layout
+from fedelmy_node.training.data import parse_source
+from fedelmy_node.training.job import Job
+from fedelmy_node.training.models import check_model
+from fedelmy_node.training.strategies import settings_for
+
+logger = logging.getLogger(__name__)
+
+
+class Preparation:
+    """Checks plans one at a time: each look at the data takes a trainer."""
+
+    def __init__(
+        self,
+        config: SiteConfig,
+        layout: Layout,
+        site: SiteName,
+        workspace: Workspace,
+        journal: Journal,
+        peers: Peers,
+    ) -> None:
+        self._config = config
+        self._layout = layout
+        self._site = site
+        self._workspace = workspace
+        self._journal = journal
+        self._peers = peers
+        self._one_at_a_time = threading.Lock()
+        self._looking: OneJob | None = None
+        self._closed = False
+
+    def accept(
+        self,
+        signed: Signed,
+        operator: str,
+        *,
+        check_only: bool,
+        by_file: bool = False,
+        record: Record = silent,
+    ) -> tuple[Prepared, RunState]:
+        """What this site found out about a plan that it takes part in, and where that leaves it;
+        refusals are raised.
+
+        The run is journaled before the next plan is looked at, so that two launchers cannot both
+        make it. A plan that a person brings (`by_file`) waits for that person to agree.
+        """
+        plan = read_slice(signed.payload)
+        try:
+            with self._one_at_a_time:
+                known = self._journal.find_run(plan.run)
+                if known is not None and _stands(known, signed.payload):
+                    return known.prepared, known.state
+                self._check_consent(plan, operator)
+                self._peers.check(plan)
+                prepared = self._look(plan, signed, operator, trial=False)
+                refuse_bundle(plan, self._config.consent, prepared.report.get("bundle_bytes", 0))
+                check_room(self._need(plan, prepared), self._layout.free_bytes())
+                asks = by_file or self._config.consent.require_approval
+                state = RunState.PENDING if asks else RunState.PREPARED
+                record(_plan_act("plan-asked" if check_only else "plan-accepted", prepared, state))
+                if not check_only:
+                    self._journal.add_run(prepared, state)
+        except FedelmyError as error:
+            error.about = plan.run
+            raise
+        return prepared, state
+
+    def examine(
+        self,
+        signed: Signed,
+        operator: str,
+        identity: Identity | None,
+        *,
+        trial: bool,
+        record: Record = silent,
+    ) -> tuple[Mapping[str, Any], RunState | None, tuple[Finding, ...]]:
+        """All that this site finds about a plan, itself and its neighbours; state None: it would
+        refuse.
+
+        Whom this site would not work for at all is refused as ever, and told nothing.
+        """
+        from fedelmy_node.ops.doctor.plan_checks import PlanExamination  # an idle daemon is small
+
+        plan = read_slice(signed.payload)
+        with self._one_at_a_time:
+            self._check_consent(plan, operator)
+            examination = PlanExamination(
+                plan=plan,
+                config=self._config,
+                layout=self._layout,
+                peers=self._peers,
+                identity=identity,
+                look=lambda: self._look(plan, signed, operator, trial=trial),
+                need=partial(self._need, plan),
+            )
+            findings = tuple(examination.findings())
+        prepared, refusal = examination.prepared, examination.refusal
+        state = RunState.PENDING if self._config.consent.require_approval else RunState.PREPARED
+        if prepared is None or refusal is not None:
+            code = refusal.code if refusal else ""
+            record(Act(act="plan-refused", run=plan.run, code=code, must=False))
+        else:
+            record(_plan_act("plan-asked", prepared, state))
+        report = (
+            {key: value for key, value in prepared.report.items() if key != "trial"}
+            if prepared
+            else {}
+        )
+        return report, None if refusal else state, findings
+
+    def close(self) -> None:
+        """End a look that is under way."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.stop()
+
+    def _check_consent(self, plan: Slice, operator: str) -> None:
+        if plan.site != self._site:
+            hint = "Ask the operator for this site's plan; compare the names in federation.toml and the certificates."
+            raise IdentityError(
+                "E-IDENTITY-SITE",
+                f"the plan is for site {plan.site}, this is {self._site}",
+                hint=hint,
+            )
+        check_listed(self._config.consent, self._site, operator)
+        if self._config.data is None:
+            raise DataError(
+                "E-DATA-SOURCE",
+                f"the node of {self._site} was started without data",
+                hint="Start it with --data, or set source under [data] in site.toml.",
+            )
+        parse_source(self._config.data)
+        check_model(plan.recipe.model.name)
+        refuse(plan, self._config.consent)
+        settings_for(
+            plan.recipe.strategy
+        )  # it imports the strategy: not before the site agrees to its name
+
+    def _look(self, plan: Slice, signed: Signed, operator: str, *, trial: bool) -> Prepared:
+        """Have a trainer build the model on the meta device and open the data, and perhaps try a
+        few batches.
+        """
+        job = Job(
+            kind="prepare",
+            site=self._site,
+            visit=0,
+            recipe=plan.recipe,
+            data=self._workspace.data,
+            device=self._config.device,
+            processes=self._config.trainer.processes,
+            fast=self._config.trainer.fast,
+            trial=trial,
+            code=self._config.consent.code,
+        )
+        scratch = self._layout.scratch(plan.run)
+        self._looking = OneJob(job, scratch, {"run": plan.run})
+        try:
+            if self._closed:
+                raise shuts_down()
+            outcome = self._looking.run()
+        except TrainingError as error:
+            said = f"the trainer said: {_tail(scratch / 'trainer.log')}"
+            logger.warning(
+                "a look at the data failed: %s", error, extra={"run": plan.run, "private": said}
+            )
+            raise
+        finally:
+            self._looking = None
+            remove_tree(scratch)
+        return Prepared(
+            payload=signed.payload,
+            slice=plan,
+            signature=signed.signature,
+            certificate=signed.certificate,
+            operator=operator,
+            manifest=outcome.manifest,
+            report=outcome.report,
+            metadata=outcome.metadata,
+        )
+
+    def _need(self, plan: Slice, prepared: Prepared) -> int:
+        """Bytes that the run takes on this site's disk."""
+        members = max((effort.members for effort in efforts(plan)), default=0)
+        bundles = len(plan.edges_in) + len(plan.steps)
+        return needed_bytes(
+            prepared.manifest, bundles=bundles, members=members, keep_pool=self._config.keep_pool
+        )
+
+
+def _plan_act(act: str, prepared: Prepared, state: RunState) -> Act:
+    plan = prepared.slice
+    facts = {
+        "federation": plan.federation,
+        "model": plan.recipe.model.name,
+        "strategy": plan.recipe.strategy.name,
+        "operator": prepared.operator,
+        "plan_sha256": prepared.sha256,
+        "state": state.value,
+    }
+    return Act(act=act, run=plan.run, facts=facts)
+
+
+def _stands(known: RunRecord, payload: bytes) -> bool:
+    """Whether a run that was accepted before is this very one; a plan can only replace one that
+    never began.
+    """
+    if known.code == "E-CONSENT-REFUSED" and known.prepared.payload == payload:
+        raise ConsentError(
+            "E-CONSENT-REFUSED", known.message
+        )  # a person has decided; only another plan is looked at
+    if known.state in (RunState.EXPIRED, RunState.CANCELLED) and not known.has_begun:
+        return False
+    if known.prepared.payload != payload:
+        raise RunError("E-RUN-CONFLICT", f"run {known.slice.run} exists here with another plan")
+    return True
+
+
+def _tail(path: Path, limit: int = 4000) -> str:
+    return path.read_text("utf-8", errors="replace")[-limit:] if path.exists() else "nothing"

@@ -1,0 +1,146 @@
+"""Where the bundles of a run are on this site's disk, and what a trainer is told about a step."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from fedelmy_node.config.site_file import SiteConfig
+from fedelmy_node.device.device_queue import Assignment
+from fedelmy_node.domain.events import StepState
+from fedelmy_node.domain.names import RunId, StepId
+from fedelmy_node.domain.plan_steps import Edge, Step, StepKind
+from fedelmy_node.store.durable_files import remove_tree
+from fedelmy_node.store.records import RunRecord
+from fedelmy_node.store.state_directory import Layout
+from fedelmy_node.training.data import absolute_source
+from fedelmy_node.training.job import JOBS, DataSpec, Input, Job
+
+logger = logging.getLogger(__name__)
+
+
+class Workspace:
+    """The files and jobs of every run of this site."""
+
+    def __init__(self, config: SiteConfig, layout: Layout) -> None:
+        self._config = config
+        self._layout = layout
+        self._source = absolute_source(
+            config.data or ""
+        )  # trainers work in directories of their own
+
+    @property
+    def data(self) -> DataSpec:
+        """The site's data as trainers are told of it."""
+        config = self._config
+        return DataSpec(
+            source=self._source,
+            indices=config.indices,
+            unreadable=config.unreadable,
+            spill=self._layout.samples,
+            memory_bytes=config.trainer.data_bytes,
+        )
+
+    def bundle(self, record: RunRecord, step: Step) -> Path:
+        """The bundle that a step gives; a deliver step gives the one that it was given."""
+        if step.kind == StepKind.DELIVER:
+            (given,) = self.inputs(record, step)
+            return given.path
+        return self._layout.output(record.slice.run, step.id)
+
+    def inputs(self, record: RunRecord, step: Step) -> tuple[Input, ...]:
+        """What a step is given, in the order of its needs; a need that was met by nothing gives
+        nothing.
+        """
+        return tuple(self._input(record, step, need) for need in self.needs(record, step))
+
+    def needs(self, record: RunRecord, step: Step) -> tuple[StepId, ...]:
+        """The needs of a step that were not met by nothing: one for each of its inputs."""
+        return tuple(
+            need
+            for need in step.needs
+            if record.given_by(step.id, need) is not None
+            or isinstance(record.way(step.id, need), Edge)
+        )
+
+    def received(self, run: RunId, edge: Edge) -> Path:
+        """The bundle that was received on an edge."""
+        return self._layout.input(run, edge.id)
+
+    def result(self, record: RunRecord) -> tuple[Step, Path] | None:
+        """The deliver step of this site and its bundle, once it is done."""
+        for step in record.slice.steps:
+            if step.kind == StepKind.DELIVER and record.steps[step.id].state == StepState.DONE:
+                return step, self.bundle(record, step)
+        return None
+
+    def tidy(self, record: RunRecord) -> None:
+        """What a run that is over leaves: its result, or what was trained if it has none; logs, and
+        a kept pool.
+        """
+        plan, found = record.slice, self.result(record)
+        outputs = {self._layout.output(plan.run, step.id) for step in plan.steps}
+        kept = {found[1]} if found else outputs
+        for path in {*self._layout.run(plan.run).glob("inputs/*"), *outputs} - kept:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                message, extra = (
+                    "a file is of no use any more and cannot be removed: %s",
+                    {"private": str(path)},
+                )
+                logger.warning(message, error.strerror, extra={"run": plan.run, **extra})
+        for step in plan.steps:
+            self.forget_checkpoints(plan.run, step.id)
+
+    def is_untidy(self, run: RunId) -> bool:
+        """Whether a run that is over still has what only a run under way needs."""
+        directory = self._layout.run(run)
+        return any(directory.glob("inputs/*.part")) or any(directory.glob("steps/*/checkpoints"))
+
+    def remove(self, run: RunId) -> None:
+        """Everything of a run."""
+        remove_tree(self._layout.run(run))
+
+    def size(self, run: RunId) -> int:
+        """The bytes of a run's files."""
+        return sum(
+            path.stat().st_size for path in self._layout.run(run).rglob("*") if path.is_file()
+        )
+
+    def assignment(self, record: RunRecord, step: Step) -> Assignment:
+        """A step as a trainer is given it."""
+        plan, trains = record.slice, step.kind == StepKind.TRAIN
+        directory = self._layout.step(plan.run, step.id)
+        job = Job(
+            kind=JOBS[step.kind],
+            site=plan.site,
+            visit=step.visit,
+            recipe=plan.recipe,
+            data=self.data,
+            device=self._config.device,
+            processes=self._config.trainer.processes,
+            fast=self._config.trainer.fast,
+            output=self._layout.output(plan.run, step.id)
+            if step.kind != StepKind.EVALUATE
+            else None,
+            keep_pool=directory / "pool" if trains and self._config.keep_pool else None,
+            code=self._config.consent.code,
+            max_change=self._config.consent.max_change,
+            checkpoints=self._layout.checkpoints(plan.run, step.id) if trains else None,
+            features=plan.recipe.features if "features" in self._config.consent.disclose else 0,
+        )
+        return Assignment(run=plan.run, step=step, job=job, directory=directory)
+
+    def forget_checkpoints(self, run: RunId, step: StepId) -> None:
+        """A step is journaled as done: nothing will go on from its checkpoints."""
+        remove_tree(self._layout.checkpoints(run, step))
+
+    def _input(self, record: RunRecord, step: Step, need: StepId) -> Input:
+        source, way = record.given_by(step.id, need), record.way(step.id, need)
+        if source is not None:
+            return Input(
+                self.bundle(record, record.slice.step(source)), record.steps[source].sha256
+            )
+        assert isinstance(way, Edge), "a need that was met by nothing gives no input"
+        return Input(self.received(record.slice.run, way), record.edges[way.id].sha256)

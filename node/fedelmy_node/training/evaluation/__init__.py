@@ -1,0 +1,1 @@
+"""Evaluate and use a model: scores, features, inference."""

@@ -1,0 +1,1 @@
+"""Bundle transfers, both ends: outbox and sender, inbox and receiver."""

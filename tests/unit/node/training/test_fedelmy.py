@@ -1,0 +1,137 @@
+"""The strategy: Algorithm 1 on a tiny model, and its settings."""
+
+import math
+
+import pytest
+import torch
+
+from fedelmy_node.domain.errors import ConfigError, RunError
+from fedelmy_node.domain.federation import StrategySpec, Training
+from fedelmy_node.training.fit import FitOrder, fit
+from fedelmy_node.training.strategies import STRATEGIES, settings_for, strategy_for
+from fedelmy_node.training.strategies.context import Work
+from fedelmy_node.training.strategies.fedelmy import Settings, train
+from fedelmy_node.training.weights import mean_weights
+from tests.support.small_recipes import make_bench, net
+
+
+def make_work(*, received=0, kept=None, events=None):
+    training = Training(epochs=2, batch_size=16, learning_rate=0.01)
+    bench = make_bench(net(torch.nn.ReLU()), training=training, events=events)
+    initial = bench.model.weights()
+    inputs = []
+    for seed in range(1, received + 1):
+        inputs.append(make_bench(net(torch.nn.ReLU(), seed=seed)).model.weights())
+    keep = (
+        (lambda member, weights: kept.append((member, weights)))
+        if kept is not None
+        else lambda *_: None
+    )
+    return bench, Work(bench, initial=initial, received=inputs, keep=keep)
+
+
+def test_without_terms_and_with_one_member_it_is_the_mean_of_start_and_trained():
+    bench, work = make_work(received=1)
+    result = train(work, Settings(pool_size=1, alpha=0.0, beta=0.0))
+    start = work.received[0]
+    trained = fit(bench, FitOrder(member=1, members=1, epochs=2), start).weights
+    assert torch.equal(result.vector, ((start.vector.double() + trained.vector) / 2).float())
+    assert not torch.equal(trained.vector, start.vector)
+
+
+def test_a_pool_grows_from_its_mean():
+    kept = []
+    bench, work = make_work(received=1, kept=kept)
+    result = train(work, Settings(pool_size=3, alpha=0.0, beta=0.0))
+    assert [member for member, _ in kept] == [0, 1, 2, 3]
+    pool = [weights.vector for _, weights in kept]
+    assert torch.equal(pool[0], work.received[0].vector)
+    mean = torch.stack(pool).double().mean(dim=0)
+    assert torch.allclose(result.vector.double(), mean, atol=1e-7)
+    start = mean_weights([weights for _, weights in kept[:3]])
+    third = fit(bench, FitOrder(member=3, members=3, epochs=2), start).weights
+    assert torch.equal(third.vector, pool[3])
+    assert len(work.accuracies) == 3
+
+
+def test_only_a_new_model_is_warmed_up():
+    for received, phases in ((0, ["warm-up"] * 3 + ["member"] * 2), (1, ["member"] * 2)):
+        events = []
+        _, work = make_work(received=received, events=events)
+        train(work, Settings(pool_size=1, warmup_epochs=3))
+        epochs = [data for kind, data in events if kind == "epoch"]
+        assert [data["phase"] for data in epochs] == phases
+        assert epochs[-1]["eta_seconds"] == 0
+        assert epochs[0]["eta_seconds"] >= 0
+
+
+def test_the_terms_change_the_result_and_so_does_each_setting():
+    changes = [{}, {"alpha": 0.5}, {"beta": 0.0}, {"distance": "squared_l2"}, {"compat": "authors"}]
+    results = []
+    for change in changes:
+        _, work = make_work(received=1)
+        results.append(train(work, Settings(**{"pool_size": 2, "beta": 0.5} | change)).vector)
+    for number, one in enumerate(results):
+        assert one.isfinite().all()
+        assert not any(torch.equal(one, other) for other in results[:number])
+
+
+def test_diversity_spreads_the_pool():
+    def spread(alpha):
+        kept = []
+        _, work = make_work(received=1, kept=kept)
+        train(work, Settings(pool_size=3, alpha=alpha, beta=0.0))
+        pool = torch.stack([weights.vector for _, weights in kept[1:]])
+        return torch.cdist(pool, pool).mean().item()
+
+    assert spread(20.0) > spread(0.0)
+
+
+def test_two_inputs_are_a_fault_of_the_plan():
+    _, work = make_work(received=2)
+    with pytest.raises(RunError, match="E-RUN-PLAN"):
+        train(work, Settings())
+
+
+def test_settings_have_the_papers_defaults_and_are_strict():
+    settings = settings_for(StrategySpec(name="fedelmy"))
+    assert settings == Settings(pool_size=5, warmup_epochs=30, alpha=0.06, beta=1.0)
+    assert settings_for(StrategySpec(name="fedelmy", settings={"alpha": 1})).alpha == 1.0
+    for wrong in (
+        {"pool_size": 0},
+        {"alpha": -0.1},
+        {"distance": "l3"},
+        {"warmup_epochs": 1.5},
+        {"beta": True},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            settings_for(StrategySpec(name="fedelmy", settings=wrong))
+        assert caught.value.code == "E-CONFIG-VALUE"
+        assert "strategy" in caught.value.message
+    with pytest.raises(ConfigError) as caught:
+        settings_for(StrategySpec(name="fedelmy", settings={"poolsize": 3}))
+    assert (caught.value.code, caught.value.hint) == ("E-CONFIG-KEY", "Did you mean 'pool_size'?")
+
+
+def test_an_unknown_strategy_gets_a_suggestion():
+    with pytest.raises(ConfigError) as caught:
+        settings_for(StrategySpec(name="fedelmi"))
+    assert (caught.value.code, caught.value.hint) == (
+        "E-CONFIG-STRATEGY",
+        "Did you mean 'fedelmy'?",
+    )
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_registered_strategy_is_one(name):
+    assert callable(strategy_for(name).train)
+    assert STRATEGIES[name].description
+    settings_for(StrategySpec(name=name))
+
+
+def test_learning_happens():
+    events = []
+    _, work = make_work(events=events)
+    train(work, Settings(pool_size=2, warmup_epochs=5))
+    losses = [data["loss"] for kind, data in events if kind == "epoch"]
+    assert losses[-1] < losses[0] < 2 * math.log(3)
