@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from tests.e2e.support.testbed import Bed, Site
 from tests.e2e.support.witness import Seen, Witness, wait_until
+from tests.support.journal_writes import finish_step, set_run
 
 from fedelmy_launcher.plans.compiler import signed_slices
 from fedelmy_node import CONTRACT
@@ -308,8 +309,8 @@ def journal_plan(bed: Bed, plan: Plan, size: int) -> None:
             output = layout.output(plan.run, plan.steps[0].id)
             output.parent.mkdir(parents=True)
             sha256, written = write_bundle(output, groups)
-            journal.finish_step(plan.run, plan.steps[0].id, sha256, written, {})
-        journal.set_run(plan.run, RunState.RUNNING)
+            finish_step(journal, plan.run, plan.steps[0].id, sha256, written, {})
+        set_run(journal, plan.run, RunState.RUNNING)
         journal.close()
 
 

@@ -27,27 +27,28 @@ error E-CONSENT-PEER: north: site north has not agreed to send to east
   Start the node of north with --peer east=127.0.0.1:51002.
 ```
 
-The advice in the tables is what is printed when the place that failed knows nothing better. With `--json` the same
-comes as `{"error": {"code", "message", "hint"}}` on the standard output. Between machines a code travels with its gRPC
-status, so an error of a site reaches the operator with its own code.
+The tables list the default advice; a command prints more specific advice where it has some. With
+`--json` the same is printed as `{"error": {"code", "message", "hint"}}` on standard output. Between
+machines a code is sent with its gRPC status, so an error of a site reaches the operator with its
+own code.
 
 """
 _OTHER_EXITS = (
     (
         1,
-        "a question was not confirmed: nothing was done; `fedelmy-node health`: the daemon answers, but is not well",
+        "a question was not confirmed: nothing was done; `fedelmy-node health`: the daemon answers, but is not healthy",
     ),
     (
         errors.EXIT_SUBSET,
         "a run finished, but on a subset of its sites (`run`, `run --attach`, `status` of a run that is over)",
     ),
-    (errors.EXIT_DETACHED, "Ctrl-C: the command went away; a run that had started goes on"),
+    (errors.EXIT_DETACHED, "Ctrl-C ended the command; a started run continues"),
 )
 _FOOT = """\
 
-A node that meets a fault ends with 70, too, and goes on with its runs after a restart. A second signal to a node that
-is shutting down ends it at once, with 130 (Ctrl-C) or 143 (SIGTERM). A command whose output nobody reads any more ends
-with 141. A wrong option or argument ends with 2, without a code.
+A node with an internal error also exits with 70; its runs continue after a restart. A second signal
+to a node that is shutting down ends it at once, with 130 (Ctrl-C) or 143 (SIGTERM). A command whose
+output pipe was closed exits with 141. A wrong option or argument exits with 2, without a code.
 """
 
 

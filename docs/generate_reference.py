@@ -1,8 +1,8 @@
 """Write docs/reference/ from the commands themselves: one page for fedelmy-node, one for
 fedelmy-launch.
 
-python docs/generate_reference.py            write the pages python docs/generate_reference.py
---check    fail if what is there differs from what would be written
+python docs/generate_reference.py            write the pages
+python docs/generate_reference.py --check    fail if they differ from what would be written
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ from fedelmy_node.peers.tunnel.tunnel_client import TunnelClient
 from fedelmy_node.peers.tunnel.tunnel_server import TunnelServer
 from fedelmy_node.rpc.call_context import current_call
 from fedelmy_node.rpc.server import Endpoint, LocalEndpoint
-from fedelmy_node.run.executor import Executor
-from fedelmy_node.run.neighbour_state import Told
+from fedelmy_node.run.executor import Executor, Hooks
+from fedelmy_node.run.neighbour_streams import NeighbourStreams
 from fedelmy_node.run.prepare import Preparation
 from fedelmy_node.run.run_report import Results, report_of, with_asking
 from fedelmy_node.run.workspace import Workspace
@@ -105,11 +105,14 @@ class Node:
         self._peers = Peers(config, self.site, self._identity, self._switchboard, self.duplicates)
         self._awaiting = TunnelClient(config, self.address, self._peers, self._journal)
         self._workspace = Workspace(config, self._layout)
+        hooks = Hooks(
+            verify_cancel=self._verified_cancel, run_ended=self._run_ended, faulted=self._faulted
+        )
         self._executor = Executor(
-            config, self._workspace, self._journal, self._peers, self, self._record
+            config, self._workspace, self._journal, self._peers, hooks, self._record
         )
         self._results = Results(config, self.site, self._journal, self._workspace)
-        self._told = Told(self._journal, self._executor.near, self._executor.called)
+        self._streams = NeighbourStreams(self._journal, self._executor.near, self._executor.called)
         self._inbox = Inbox(self._journal, self._layout, self._executor.received, self._record)
         self._preparation = Preparation(
             config, self._layout, self.site, self._workspace, self._journal, self._peers
@@ -201,16 +204,16 @@ class Node:
                 "cannot be audited: %s", error, extra={"run": act.run, "private": error.private}
             )
 
-    def run_ended(self, run: RunId) -> None:
+    def _run_ended(self, run: RunId) -> None:
         """The executor says that a run is over here, or forgotten."""
         self._inbox.forget(run)
         self._awaiting.refresh()
-        self._told.forget(run)
+        self._streams.forget(run)
 
     def _arrived(self, site: SiteName) -> None:
         self._executor.arrived(site)
 
-    def faulted(self, error: Exception) -> None:
+    def _faulted(self, error: Exception) -> None:
         """The executor says that it has ended."""
         self._fault = error
         self.stop()
@@ -287,7 +290,7 @@ class Node:
         return DisclosedEvents(self._journal.follow(run, after), self._disclosed)
 
     def cancel(self, signed: Signed) -> RunState:
-        cancel = self.verified_cancel(signed)
+        cancel = self._verified_cancel(signed)
         known = self._journal.find_run(cancel.run)
         if known is not None and not known.state.is_over and cancel.plan_id == known.slice.plan_id:
             act = "run-withdrawn" if cancel.withdraw else "run-cancelled"
@@ -295,7 +298,7 @@ class Node:
             self._record(Act(act=act, run=cancel.run, facts=facts, must=False))
         return self._executor.cancel(cancel, signed)
 
-    def verified_cancel(self, signed: Signed) -> Cancel:
+    def _verified_cancel(self, signed: Signed) -> Cancel:
         """What an operator whom this site listens to has signed."""
         operator = signer(signed, self._identity, Purpose.CANCEL)
         if operator is not None:
@@ -315,7 +318,7 @@ class Node:
     def tell_neighbour(
         self, asker: SiteName, run: RunId, plan_id: str
     ) -> StateStream[NeighbourState]:
-        return self._told.tell(asker, run, plan_id)
+        return self._streams.open(asker, run, plan_id)
 
     def measured(self, received: int) -> Measured:
         return Measured(

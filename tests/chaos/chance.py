@@ -14,7 +14,7 @@ class Odds:
     """How often things go wrong."""
 
     crash: float = 0.0
-    """That a site dies at one of the first commits of whatever it does."""
+    """That a site dies at one of the first commits and actions of whatever it does."""
     stays: float = 0.0
     """That its daemon is then not started again at once."""
     slip: float = 0.0

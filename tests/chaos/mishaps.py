@@ -1,5 +1,5 @@
-"""What can go wrong inside a daemon: it dies after a commit, or others come in between two looks at
-its journal.
+"""What can go wrong inside a daemon: it dies after a commit or between the actions that follow, and
+neighbours come in between them.
 """
 
 from __future__ import annotations
@@ -8,13 +8,18 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fedelmy_node.domain.errors import FedelmyError
 from tests.chaos.chance import Choices, Odds
 from tests.support.stand_ins import Clock, Daemon
 
-__all__ = ["Action", "FaultError", "Mishaps"]
+__all__ = ["CRASH_WITHIN", "Action", "FaultError", "Mishaps"]
+
+CRASH_WITHIN: Final = 8
+"""A crash comes at one of the first commits and actions of whatever a daemon does."""
+_SLIP_WITHIN: Final = 9
+"""Others come in at one of the first moments at which they can."""
 
 
 class Action(NamedTuple):
@@ -32,7 +37,7 @@ class FaultError(AssertionError):
 
 
 class _Crash(BaseException):
-    """A site dies at a commit; nothing of the product catches it."""
+    """A site dies after a commit or before an action; nothing of the product catches it."""
 
 
 class Mishaps(ABC):
@@ -78,10 +83,10 @@ class Mishaps(ABC):
         self._running = daemon
         if not safely:
             self._crash_in = (
-                1 + self.choices.pick(8) if self.choices.happens(self.odds.crash) else 0
+                1 + self.choices.pick(CRASH_WITHIN) if self.choices.happens(self.odds.crash) else 0
             )
             self._slip_in = (
-                1 + self.choices.pick(16)
+                1 + self.choices.pick(_SLIP_WITHIN)
                 if executor_thread and self.choices.happens(self.odds.slip)
                 else 0
             )
@@ -103,8 +108,9 @@ class Mishaps(ABC):
             self._crash_in = self._slip_in = 0
 
     def touched(self, name: str, committed: bool) -> None:
-        """A journal was written or looked at: the moment at which others may come in between, or a
-        site dies.
+        """A journal was read or written, or an action is about to be carried out.
+
+        Others may come in at any of these moments. A site may die unless it has only read.
         """
         if self._running is None or self._running.site.name != name:
             return

@@ -27,6 +27,8 @@ class Operator:
         """The number of the newest plan."""
         self.cancelled: dict[int, set[str]] = {}
         """Where an operator's cancel of a plan was said."""
+        self._ended: set[int] = set()
+        """The plans that were withdrawn or cancelled."""
 
     def prepare(self, refuses: str = "", gives_up_at: str = "") -> int | None:
         """Bring every site its part of a plan; its number if all have it, otherwise it was
@@ -54,6 +56,7 @@ class Operator:
             self._between()
             if world.sites[name].daemon is not None:
                 world.withdraw(name, number)
+        self._ended |= {number} if is_new else set()
         return None
 
     def cancel(self) -> None:
@@ -61,8 +64,23 @@ class Operator:
         for name, site in self._world.sites.items():
             self._between()
             if site.daemon is not None and site.record is not None:
-                self.cancelled.setdefault(int(site.record.slice.plan_id, 16), set()).add(name)
+                number = int(site.record.slice.plan_id, 16)
+                self.cancelled.setdefault(number, set()).add(name)
+                self._ended.add(number)
                 self._world.cancel(name)
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether a site died before it heard of the end of a plan, and goes on with it.
+
+        The name is taken there until the operator cancels that plan, too.
+        """
+        records = (site.record for site in self._world.sites.values())
+        return any(
+            int(record.slice.plan_id, 16) in self._ended and record.state not in _AGAIN
+            for record in records
+            if record is not None
+        )
 
     def _number(self, records: list[RunRecord]) -> int:
         """As the launcher chooses: the plan that is alive somewhere, otherwise a new one."""

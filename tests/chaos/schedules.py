@@ -1,8 +1,8 @@
 """Schedules made by chance for a simulated federation, what must hold after each, and how a bad one
 is shortened.
 
-python tests/unit/schedules.py FIRST COUNT [KIND]    try so many seeds of a kind, print the shortest
-of each failure
+python -m tests.chaos.schedules FIRST COUNT [KIND]    try so many seeds of a kind, print the
+shortest of each failure
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from fedelmy_launcher.control.outcome import contradictions_of
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
 from fedelmy_node.domain.names import StepId
 from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.run.inputs import origin_of
 from fedelmy_node.run.run_report import report_of
+from fedelmy_node.run.unreachable import needed_neighbours
 from fedelmy_node.store.records import RunRecord
 from tests.chaos.chance import Choices, Odds
 from tests.chaos.mishaps import FaultError
@@ -62,8 +64,8 @@ class Ending:
     aborts: bool = False
     """A site may be given up and the run with it."""
     cancelled_at: set[str] = field(default_factory=set)
-    """The sites that an operator's cancel reached; also one where the run was over keeps the word
-    for the others.
+    """The sites that an operator's cancel reached; also one where the run was over keeps it for
+    the others.
     """
     heard: dict[str, int] = field(default_factory=dict)
     """Each site's last event when all were there to hear of a cancel or an abort that had ended the
@@ -113,8 +115,8 @@ def problems(world: World, ending: Ending) -> list[str]:
 
 
 def in_vain(world: World) -> list[str]:
-    """Whoever is not over waits for a site that can be named: it is known to be absent, or it goes
-    on, too.
+    """A site whose run is not over waits for a site that can be named: one that is known to be
+    absent, or that continues as well.
 
     For a moment at which nothing can happen without time passing.
     """
@@ -127,23 +129,24 @@ def in_vain(world: World) -> list[str]:
             or any(t.inputs is not None for t in daemon.trainers)
         ):
             continue
-        absent = {
-            site
-            for site, seen in daemon.executor._lookout.sightings(RUN).items()
-            if not seen.present
-        }
-        needed = daemon.executor._absences._needed(record)
+        memory = daemon.executor._memories[RUN]
+        absent = memory.absent
+        needed = needed_neighbours(record, absent)
+        finished = {site for site, state in memory.states.items() if state.state.is_over}
         if all(site not in absent and world.sites[site].is_over for site in needed):
             found.append(f"{name} waits for nobody, or for who is over: {sorted(needed)}")
         for site in sorted(needed - absent):
             there = world.sites[site]
+            if there.record is None and site in finished:
+                continue  # pruned, after it had reported its end
             if (
                 there.daemon is None
                 or there.record is None
                 or there.record.slice.plan_id != record.slice.plan_id
             ):
                 found.append(
-                    f"{name} waits for {site}, which is not there, or for another plan, and does not say so"
+                    f"{name} waits for {site}, which is not there or has another plan, and does not"
+                    " say so"
                 )
     return found
 
@@ -187,7 +190,7 @@ def _wrong_at(site: Site, record: RunRecord, world: World) -> Iterator[str]:
     )
     if not world.damaged:  # otherwise it may have had to do it again
         yield from (f"has done {step} {count} times" for step, count in done.items() if count > 1)
-    shortcuts = {way.id for way in plan.shortcuts}
+    shortcuts = {route.id for route in plan.shortcuts}
     came = [
         e.data["edge"]
         for e in events
@@ -195,9 +198,9 @@ def _wrong_at(site: Site, record: RunRecord, world: World) -> Iterator[str]:
     ]
     for step in plan.steps:
         for need in step.needs:
-            ways = {way.id for way in plan.ways_to(step.id, need)}
-            met = [way for way in ways if record.edges[way].state == EdgeState.DONE]
-            if len(met) > 1 or (sum(edge in ways for edge in came) > 1 and not world.damaged):
+            routes = {route.id for route in plan.routes_to(step.id, need)}
+            met = [route for route in routes if record.edges[route].state == EdgeState.DONE]
+            if len(met) > 1 or (sum(edge in routes for edge in came) > 1 and not world.damaged):
                 yield f"has met {need} of {step.id} by {sorted(met)}, {came}"
     result = site.workspace.result(record)
     if result is not None and record.state == RunState.DONE:
@@ -207,7 +210,7 @@ def _wrong_at(site: Site, record: RunRecord, world: World) -> Iterator[str]:
             return
         really = json.loads(path.read_text())
         visits = _visits(world)
-        named = [visits[step] for step in record.origin(step).contributors]
+        named = [visits[step] for step in origin_of(record, step).contributors]
         if sorted(named) != really:
             yield f"says that its result is by {named}, it is by {really}"
 
@@ -256,7 +259,7 @@ def try_schedule(root: Path, kind: str, choices: Choices) -> tuple[list[str], Wo
     ending = Ending(waits=used == {"wait"}, aborts="abort" in used)
     with World(root, plan, deliver, choices, topology=topology, prepared=not again) as world:
         world.note(
-            f"{topology} { {name: tuple(policy) for name, policy in plan.items()} } deliver {deliver}"
+            f"{topology} { {name: tuple(known) for name, known in plan.items()} } deliver {deliver}"
         )
         try:
             if again:
@@ -306,15 +309,22 @@ def _use_again(world: World, ending: Ending) -> None:
             world.tick((3, 12)[choices.pick(2)])
     number = None
     for _ in range(_MOST_ATTEMPTS):
-        for name in names:
-            if world.sites[name].daemon is None:
-                world.boot(name)
+        _boot_all(world)
         if (number := operator.prepare()) is not None:
             break
         world.odds = Odds()
+        if operator.left_behind:
+            operator.cancel()
     if number is None:
         raise FaultError("the name cannot be used again")
+    _boot_all(world)  # one may have died since it accepted the plan
     ending.cancelled_at |= operator.cancelled.get(number, set())
+
+
+def _boot_all(world: World) -> None:
+    for name, site in sorted(world.sites.items()):
+        if site.daemon is None:
+            world.boot(name)
 
 
 def _disturb(world: World, ending: Ending, *, damaged: bool) -> None:
@@ -410,9 +420,7 @@ def _start_failed(world: World) -> None:
 
 
 def _listen(world: World, ending: Ending) -> None:
-    """Words travel faster than weights; whoever can hear by now that the run has ended has heard
-    it.
-    """
+    """Reports travel faster than weights: every site that can know that the run has ended does."""
     for _ in world.sites:
         world.drain(lambda action: action.kind not in ("train", "carry"))
         world.tick(0.5)
@@ -481,7 +489,7 @@ def told(kind: str, choices: Choices, scratch: Path) -> list[str]:
 
 
 def _family(found: list[str]) -> str:
-    """What kind of failure it is, whoever meets it."""
+    """What kind of failure it is, whichever site it is at."""
     last = found[0].strip().splitlines()[-1] if found else ""
     return re.sub(r"\b[a-e]\b", "x", last)[:100]
 

@@ -14,7 +14,7 @@ import pytest
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId
 from tests.chaos.chance import Choices
-from tests.chaos.mishaps import Action
+from tests.chaos.mishaps import CRASH_WITHIN, Action
 from tests.chaos.schedules import AGAIN, DAMAGED, KINDS, Ending, problems, told, try_schedule
 from tests.chaos.world import Policy, World
 from tests.support.stand_ins import RUN
@@ -78,9 +78,11 @@ def step(world: World, name: str, kind: str) -> StepState:
 
 
 def crash_at(world: World, monkeypatch: pytest.MonkeyPatch, name: str, *, commit: int) -> None:
-    """The site dies at this commit of what it does next, counted from one."""
+    """The site dies at this commit or action of what it does next, counted from one."""
     monkeypatch.setattr(world.choices, "happens", lambda odds: odds == 1.0)
-    monkeypatch.setattr(world.choices, "pick", lambda count: commit - 1 if count == 8 else 0)
+    monkeypatch.setattr(
+        world.choices, "pick", lambda count: commit - 1 if count == CRASH_WITHIN else 0
+    )
     world.odds.crash = 1.0
 
 
@@ -142,11 +144,11 @@ def test_the_last_site_dies_after_it_handed_the_result_back(make: Make) -> None:
     assert world.sites["d"].state == RunState.DONE
 
 
-@pytest.mark.parametrize("commit", [1, 2])
-def test_a_crash_between_the_commits_of_a_cancel(
+@pytest.mark.parametrize("commit", [1, 2, 3, 4])
+def test_a_crash_while_a_cancel_is_carried_out(
     make: Make, monkeypatch: pytest.MonkeyPatch, commit: int
 ) -> None:
-    """The word is kept first: whoever has kept it acts on it, though it can reach nobody."""
+    """A site that has kept the cancel acts on it, though it can reach nobody."""
     world = make("wait", "ab", "last")
     world.until(lambda: trains(world, "b"))
     world.cut("a", "b")
@@ -186,7 +188,7 @@ def test_a_crash_while_a_run_is_aborted(make: Make, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("deliver", ["all", "last"])
-def test_a_word_that_all_is_settled_comes_before_the_receipt(make: Make, deliver: str) -> None:
+def test_a_report_that_all_is_settled_comes_before_the_receipt(make: Make, deliver: str) -> None:
     """The sender dies before it hears the receipt; when it is back, the receiver has long passed
     the bundle on.
     """
@@ -204,8 +206,8 @@ def test_a_word_that_all_is_settled_comes_before_the_receipt(make: Make, deliver
     assert set(states(world).values()) == {RunState.DONE}
 
 
-def test_settled_and_closed_in_one_word(make: Make) -> None:
-    """a goes around b, but cannot reach c, which gets its input from b: c's next word tells a both."""
+def test_settled_and_closed_in_one_report(make: Make) -> None:
+    """a goes around b, but cannot reach c, which gets its input from b: its next report has both."""
     around = "train.1@a>train.3@c/train.2@b"
     world = make("skip", c=Policy("skip", 300))
     world.until(lambda: trains(world, "b"))
@@ -233,6 +235,29 @@ def test_a_prepared_site_that_missed_everything(make: Make) -> None:
     world.settle()
     assert problems(world, Ending()) == []
     assert (world.sites["c"].state, step(world, "c", "train")) == (RunState.DONE, StepState.SKIPPED)
+
+
+def test_a_bundle_is_sent_again_though_its_sender_never_heard_that_it_arrived(make: Make) -> None:
+    """b looks the same before the bundle arrives and after it was found to be damaged."""
+
+    def unless_a_hears(action: Action) -> bool:
+        return action[:3] != ("watch", "a", "b") and action.kind != "train"
+
+    world = make("wait", "ab")
+    world.until(lambda: trains(world, "a"))
+    world.drain(lambda action: action.kind != "train")
+    world.until(
+        lambda: world.sites["a"].record and not world.daemons[0].senders and trains(world, "b"),
+        lambda action: unless_a_hears(action) or action[:2] == ("train", "a"),
+    )
+    assert world.damage("b")
+    world.until(
+        lambda: not trains(world, "b") and not has(world, "b", "train.1@a>train.2@b"),
+        lambda action: unless_a_hears(action) or action[:2] == ("train", "b"),
+    )
+    world.settle()
+    assert problems(world, Ending(waits=True)) == []
+    assert set(states(world).values()) == {RunState.DONE}
 
 
 def test_a_failed_run_is_started_again_after_the_others_went_around_it(make: Make) -> None:
@@ -293,12 +318,12 @@ def test_a_crash_while_steps_are_left_out(make: Make, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("policy", ["wait", "skip", "abort"])
 @pytest.mark.parametrize("reached", "abcd")
 def test_a_cancel_that_reaches_one_site_only(make: Make, policy: str, reached: str) -> None:
-    """A courier to a site that cancelled is refused before its sender hears the word; it is not to
-    act on that.
+    """A transfer to a site that cancelled is refused before the sender hears of the cancel: it must
+    not act on the refusal.
     """
     world = make(policy, "abcd")
     world.until(
-        lambda: any(c.edge.receiver == "c" for d in world.daemons for c in d.couriers), _but_to_c
+        lambda: any(c.edge.receiver == "c" for d in world.daemons for c in d.senders), _but_to_c
     )
     world.cancel(reached)
     for action in [action for action in world.actions() if action.kind == "carry"]:
@@ -311,8 +336,8 @@ def test_a_cancel_that_reaches_one_site_only(make: Make, policy: str, reached: s
     )
 
 
-def test_a_word_that_tells_of_a_cancel_and_that_all_is_settled(make: Make) -> None:
-    """c was down while the result arrived everywhere and b was cancelled: the operator's word comes
+def test_a_report_of_a_cancel_and_that_all_is_settled(make: Make) -> None:
+    """c was down while the result arrived everywhere and b was cancelled: the cancel comes
     first.
     """
     world = make("wait")
@@ -445,7 +470,7 @@ def test_what_all_others_merged_without_its_own_site_merges_without(make: Make) 
     world.tick(0.5)
     world.drain(
         lambda action: action.kind not in ("carry", "train")
-    )  # words travel faster than weights
+    )  # reports travel faster than weights
     world.settle()
     assert {name: result(world, name) for name in "abc"} == {name: ["a1", "b1"] for name in "abc"}
     assert step(world, "c", "train") == StepState.SKIPPED
@@ -492,7 +517,7 @@ def test_a_site_that_dies_after_it_gave_all_is_in_the_result(make: Make) -> None
     assert result(world, "a") == result(world, "b") == ["a1", "b1", "c1"]
 
 
-def test_whoever_goes_around_a_groups_last_site_gives_to_every_head(make: Make) -> None:
+def test_a_site_that_goes_around_a_groups_last_site_gives_to_every_head(make: Make) -> None:
     world = make("wait", "abcd", topology="superclients 1 abc d", c=Policy("skip"))
     world.until(lambda: trains(world, "c"))
     world.kill("c")

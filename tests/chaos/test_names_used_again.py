@@ -1,4 +1,4 @@
-"""A run's name that is used again: nobody takes a word about the older plan for one about the
+"""A run's name that is used again: no site takes a report about the older plan for one about the
 newer.
 """
 
@@ -98,7 +98,7 @@ def test_a_death_under_a_name_that_was_used_again_is_noticed(world: World, dies:
 
 
 def test_a_neighbour_that_has_only_the_older_plan_is_named(world: World) -> None:
-    """It was restored from a backup, or never heard of the newer one; whoever waits for it says so."""
+    """It was restored from a backup, or never heard of the newer one; those who wait say so."""
     assert Operator(world).prepare(refuses="a") is None
     prepare_slowly(world, "ab", 1)
     daemon = world.sites["b"].daemon

@@ -1,10 +1,10 @@
-"""A federation in one thread: real executors, journals and files; clock, network, couriers and
+"""A federation in one thread: real executors, journals and files; clock, network, senders and
 trainers are simulated.
 
-Whatever can happen next is an `Action`: a posted call, a word or a bundle that arrives, a line that
-breaks, a trainer that ends. `Choices` says which one happens, so a schedule is a list of small
-numbers: it can be repeated and shortened. A site can die after any commit, and neighbours can ask
-or deliver between any two looks at its journal, because in a daemon they do so on other threads.
+Whatever can happen next is an `Action`: a posted call, a report or a bundle that arrives, a stream
+that breaks, a trainer that ends. `Choices` says which one happens, so a schedule is a list of small
+numbers: it can be repeated and shortened. A site can die after any commit and between the actions
+that follow, and neighbours can ask or deliver in between, as they do on other threads of a daemon.
 
 Weights are simulated as the names of the sites that trained them, each with the number of the
 visit, so a result tells whose work it really holds.
@@ -44,7 +44,7 @@ from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.peers import watch as peer_watch
-from fedelmy_node.run import executor, step_runner, unreachable
+from fedelmy_node.run import executor
 from fedelmy_node.run.prepare import _stands
 from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store import journal
@@ -67,11 +67,12 @@ from tests.support.stand_ins import (
     RUN,
     Daemon,
     Line,
-    SimArrival,
-    SimCourier,
+    SimExecutor,
     SimJournal,
     SimLoop,
     SimPeers,
+    SimReceiver,
+    SimSender,
     SimTrainer,
     SimWatch,
     Site,
@@ -88,7 +89,7 @@ _GONE: Final = PeerError("E-PEER-UNREACHABLE", "gone")
 
 
 def _is_damaged(path: Path) -> bool:
-    """By its content: that digests are compared is tested with real trainers and couriers."""
+    """By its content: that digests are compared is tested with real trainers and senders."""
     return path.exists() and path.read_text() == DAMAGED
 
 
@@ -182,13 +183,13 @@ class World(Mishaps):
             )
 
     def __enter__(self) -> Self:
-        for module in (unreachable, executor, peer_watch, step_runner, journal):
+        for module in (executor, journal, inbox):
             self._patch.setattr(module, "time", self.clock)
         self._patch.setattr(executor, "Loop", partial(SimLoop, self.home))
         self._patch.setattr(peer_watch, "_Watch", partial(SimWatch, self.home))
-        self._patch.setattr(outbox, "Sender", partial(SimCourier, self.home))
+        self._patch.setattr(outbox, "Sender", partial(SimSender, self.home))
         self._patch.setattr(device_queue, "Trainer", partial(SimTrainer, self.home))
-        self._patch.setattr(inbox, "Receiver", SimArrival)
+        self._patch.setattr(inbox, "Receiver", SimReceiver)
         for name in self.sites:
             self.boot(name)
             if self._at_once:
@@ -219,9 +220,13 @@ class World(Mishaps):
         site = self.sites[name]
         site.daemon = daemon = Daemon(site)
         with self.inside(daemon, executor_thread=False, safely=True):
-            daemon.executor = executor.Executor(
-                site.config, site.workspace, site.journal, SimPeers(), daemon
-            )  # type: ignore[arg-type]
+            daemon.executor = SimExecutor(
+                site.config,
+                site.workspace,
+                site.journal,
+                SimPeers(),  # type: ignore[arg-type]
+                daemon.hooks,
+            )
             daemon.inbox = inbox.Inbox(site.journal, site.layout, daemon.executor.received)
             daemon.executor.open()
 
@@ -262,10 +267,10 @@ class World(Mishaps):
         """By default the plan that the site has."""
         record = self.sites[name].record
         plan_id = record.slice.plan_id if number is None and record else f"{number or 0:032x}"
-        word = signed_cancel(RUN, plan_id, "enough", None, withdraw=withdraw)
+        signed = signed_cancel(RUN, plan_id, "enough", None, withdraw=withdraw)
         what = "withdraw" if withdraw else "cancel"
         self._ask(
-            name, what, lambda daemon: daemon.executor.cancel(decode_cancel(word.payload), word)
+            name, what, lambda daemon: daemon.executor.cancel(decode_cancel(signed.payload), signed)
         )
 
     def prune(self, name: str) -> None:
@@ -333,9 +338,9 @@ class World(Mishaps):
         self.note("tick", f"{seconds:g}")
         for daemon in self.daemons:
             for watch in daemon.watches:
-                watch.hurry()
-            for courier in daemon.couriers:
-                courier.hurry()
+                watch.retry()
+            for sender in daemon.senders:
+                sender.hurry()
             alarm = daemon.loop.alarm()
             daemon.loop.due = alarm is not None and alarm <= 0
 
@@ -394,13 +399,11 @@ class World(Mishaps):
                     and (following := self._next_of(daemon, watch)) is not None
                 ):
                     found.append(Action("watch", name, watch.target, following))
-            for courier in daemon.couriers:
-                there = courier.edge.receiver
-                if asked in (None, there) and not courier.failed and self._reaches(name, there):
+            for sender in daemon.senders:
+                there = sender.edge.receiver
+                if asked in (None, there) and not sender.failed and self._reaches(name, there):
                     found.append(
-                        Action(
-                            "carry", name, courier.edge.id, partial(self._carry, daemon, courier)
-                        )
+                        Action("carry", name, sender.edge.id, partial(self._carry, daemon, sender))
                     )
             for trainer in daemon.trainers:
                 if trainer.inputs is not None and asked is None:
@@ -442,14 +445,14 @@ class World(Mishaps):
         broken = line is not None and (line.target is not there.daemon or line not in self._lines)
         if broken or not self._reaches(daemon.site.name, watch.target):
             return None if watch.failed else partial(self._lose, watch, _GONE)
-        word = there.word_for(daemon.site.name, watch.plan_id)
-        if isinstance(word, RunError):
-            return None if watch.failed else partial(self._lose, watch, word)
+        report = there.report_for(daemon.site.name, watch.plan_id)
+        if isinstance(report, RunError):
+            return None if watch.failed else partial(self._lose, watch, report)
         if line is None:
             return None if watch.failed else partial(self._call, daemon, watch)
-        if word != watch.told:
-            return partial(self._hear, watch, word)
-        return partial(self._hear_the_last, watch, word) if there.is_over else None
+        if report != watch.told or watch.repeats != there.journal.repeats:
+            return partial(self._hear, watch, report)
+        return partial(self._hear_the_last, watch, report) if there.is_over else None
 
     def _lose(self, watch: SimWatch, error: FedelmyError) -> None:
         watch.hang_up()
@@ -460,22 +463,22 @@ class World(Mishaps):
         target = self._daemon(watch.target)
         watch.line = Line(daemon.site.name, watch.plan_id, target)
         self._lines.append(watch.line)
-        target.executor.called(RUN, watch.plan_id, SiteName(daemon.site.name), stands=True)
+        target.executor.called(RUN, watch.plan_id, SiteName(daemon.site.name), is_open=True)
 
-    def _hear(self, watch: SimWatch, word: NeighbourState) -> None:
-        if (error := peer_watch.foreign(watch.plan_id, watch.target, word)) is not None:
+    def _hear(self, watch: SimWatch, report: NeighbourState) -> None:
+        if (error := peer_watch.foreign(watch.plan_id, watch.target, report)) is not None:
             self._lose(watch, error)
             return
-        watch.told = word
+        watch.told, watch.repeats = report, self.sites[watch.target].journal.repeats
         self.note(
             "   ",
-            word.state,
-            f"received {word.received} settled {word.settled} closed {word.closed}",
+            report.state,
+            f"received {report.received} settled {report.settled} closed {report.closed}",
         )
-        watch.saw(word)
+        watch.saw(report)
 
-    def _hear_the_last(self, watch: SimWatch, word: NeighbourState) -> None:
-        if (error := peer_watch.last_word(watch.target, word)) is not None:
+    def _hear_the_last(self, watch: SimWatch, report: NeighbourState) -> None:
+        if (error := peer_watch.last_word(watch.target, report)) is not None:
             self._lose(watch, error)
             return
         watch.ended = True
@@ -484,47 +487,45 @@ class World(Mishaps):
 
     def _notice(self, line: Line) -> None:
         self._lines.remove(line)
-        line.target.executor.called(RUN, line.plan_id, SiteName(line.asker), stands=False)
+        line.target.executor.called(RUN, line.plan_id, SiteName(line.asker), is_open=False)
 
-    def _carry(self, daemon: Daemon, courier: SimCourier) -> None:
-        news = self._attempt(daemon, courier)
+    def _carry(self, daemon: Daemon, sender: SimSender) -> None:
+        news = self._attempt(daemon, sender)
         if news is None:
             return
         self.note("   ", type(news).__name__)
         if isinstance(news, Retrying):
-            courier.failed = True
+            sender.failed = True
         else:
-            courier.stop()
-        courier.tell(news)
+            sender.stop()
+        sender.tell(news)
 
-    def _attempt(self, daemon: Daemon, courier: SimCourier) -> SenderEvent | None:
+    def _attempt(self, daemon: Daemon, sender: SimSender) -> SenderEvent | None:
         """Half of a hand-over: a Begin or all blocks. None if there is nothing to tell yet."""
-        sender, offer, begun = SiteName(daemon.site.name), courier.parcel.offer, courier.begun
-        there = self._daemon(courier.edge.receiver)
-        courier.begun = False
-        if not courier.parcel.path.exists():
-            raise FaultError(f"{sender} has removed what it has to hand over on {offer.edge}")
-        data = courier.parcel.path.read_bytes()
-        if _is_damaged(courier.parcel.path):
+        site, offer, begun = SiteName(daemon.site.name), sender.parcel.offer, sender.begun
+        there = self._daemon(sender.edge.receiver)
+        sender.begun = False
+        if not sender.parcel.path.exists():
+            raise FaultError(f"{site} has removed what it has to hand over on {offer.edge}")
+        data = sender.parcel.path.read_bytes()
+        if _is_damaged(sender.parcel.path):
             return Refused(StoreError("E-STORE-DAMAGED", f"{offer.edge} cannot be handed over"))
         if hashlib.sha256(data).hexdigest() != offer.sha256:
-            raise FaultError(
-                f"{sender} has something else to hand over on {offer.edge} than it says"
-            )
+            raise FaultError(f"{site} has something else to hand over on {offer.edge} than it says")
         receipt: int | Receipt | None = None
         try:
             with self.inside(there, executor_thread=False):
                 if begun:
-                    blocks = iter([data])
-                    receipt = there.inbox.receive(sender, RUN, offer.edge, offer.sha256, 0, blocks)  # type: ignore[arg-type]
+                    blocks: Any = iter([data])
+                    receipt = there.inbox.receive(site, RUN, offer.edge, offer.sha256, 0, blocks)
                     self.note("   ", "arrived", *map(str, offer.origin.contributors))
                 else:
-                    receipt = there.inbox.begin(sender, offer)
+                    receipt = there.inbox.begin(site, offer)
         except FedelmyError as error:
             if error.code == "E-TRANSFER-UNNEEDED":
                 return Unneeded()
             return Refused(error) if _is_final(error) else Retrying(error, 1.0)
-        courier.begun = isinstance(receipt, int)
+        sender.begun = isinstance(receipt, int)
         if receipt is None or (
             isinstance(receipt, Receipt) and self.choices.happens(self.odds.lost)
         ):

@@ -68,7 +68,8 @@ def test_a_damaged_input_is_received_again(bed: Bed, undisturbed: str) -> None:
         south.kill()
     flip(bundle(south, "inputs/*"))
     start_again(south)
-    assert finish(bed, "input") == (undisturbed, [("south", "site north is asked for it again")])
+    asking = "requesting it again from site north"
+    assert finish(bed, "input") == (undisturbed, [("south", asking)])
     south.node("runs", "prune", "--yes", "input").ok()
     bed.sites["north"].node("runs", "prune", "--yes", "input").ok()
 
@@ -84,7 +85,7 @@ def test_a_damaged_output_is_made_again_before_it_is_sent(bed: Bed, undisturbed:
     result, damages = finish(bed, "output")
     assert result == undisturbed
     assert [site for site, _ in damages] == ["north"]
-    assert "is done again" in damages[0][1]
+    assert "is repeated" in damages[0][1]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ from fedelmy_node.domain.errors import (
     error_from_code,
 )
 from fedelmy_node.domain.event_text import absence_text, narrate, skip_text
+from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.subject import NameRule, Subject, TrustRules, fingerprint_text
 from fedelmy_node.identity.certificates import (
@@ -61,15 +62,20 @@ from fedelmy_node.rpc import convert, convert_admin, convert_transfers
 from fedelmy_node.rpc.block_stream import decode_request
 from fedelmy_node.rpc.clients import ring_of
 from fedelmy_node.rpc.error_mapping import decode_problem, encode_problem
-from fedelmy_node.run.neighbour_state import after_word, repeat_lost, take_words
+from fedelmy_node.run.decide import decide
+from fedelmy_node.run.memory import Memory, Sighting
+from fedelmy_node.run.neighbour_state import apply_states, edge_after, resend_lost
+from fedelmy_node.run.run_events import NeighbourSaid, Now
 from fedelmy_node.store.audit_check import Verdict, entries
 from fedelmy_node.store.audit_check import verify as verify_audit
 from fedelmy_node.store.audit_log import Act, AuditLog
+from fedelmy_node.store.changes import Draft
 from fedelmy_node.store.details_log import details_of
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, relay_pb2, transfer_pb2
 from tests.fuzz import papers, scene
 from tests.fuzz.mutate import split_frames
 from tests.fuzz.place import directory
+from tests.support.journal_writes import write
 
 __all__ = ["Target", "targets", "REQUESTS", "ANSWERS"]
 
@@ -271,12 +277,19 @@ def _stand(message: control_pb2.ReportReply) -> None:
 def _hear(message: peer_pb2.NeighbourState) -> None:
     """A neighbour's word, as the executor takes it into the journal."""
     told = convert_transfers.neighbour_state_from_pb(message)
-    journal, record, site = scene.journal(), scene.record(), SiteName("north")
+    record, site = scene.record(), SiteName("north")
     _must_be_plain(told.message)
-    take_words(journal, record, {site: told})
-    repeat_lost(journal, record, site, told)
+
+    def apply(draft: Draft) -> None:
+        apply_states(draft, {site: told})
+        resend_lost(draft, site, told)
+
+    write(scene.journal(), scene.RUN, apply)
+    running = replace(record, state=RunState.RUNNING)
+    memory = Memory(plan_id=record.slice.plan_id, neighbours={site: Sighting(since=0.0)})
+    decide(running, memory, NeighbourSaid(site, told), Now(0.0, 0.0))
     for edge in record.slice.edges_out:
-        after_word(edge, record.edges[edge.id].state, told)
+        edge_after(edge, record.edges[edge.id].state, told)
     if told.cancel is not None:
         _cancel(told.cancel.payload)
 
@@ -317,7 +330,7 @@ def _slice(data: bytes) -> None:
     for step in plan.ordered:
         plan.users(step.id), plan.edges_from(step.id), plan.shortcuts_from(step.id)
         for need in step.needs:
-            plan.ways_to(step.id, need)
+            plan.routes_to(step.id, need)
 
 
 def _cancel(data: bytes) -> None:

@@ -282,14 +282,12 @@ def reading_again(readings: list[Path]) -> Callable[[Receiver], None]:
     return noted
 
 
-def test_a_distant_link_is_kept_full(
+def test_a_distant_link(
     south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel
 ) -> None:
-    """30 Mbit/s and 100 ms each way: 8 MB take 2.1 s, and some round trips for the handshakes."""
+    """30 Mbit/s and 100 ms each way; `bench.transfer` has what such a link costs."""
     link.bytes_per_second, link.delay_seconds = 30e6 / 8, 0.1
-    began = time.monotonic()
     deliver(link, identities, parcel)
-    assert time.monotonic() - began < 15
     received_once(south, bundle)
 
 
@@ -402,20 +400,20 @@ def test_a_site_that_waits_behind_a_dead_link_is_forgotten_and_returns(
         assert len(relay.arrived) >= 2
 
 
-def idle_states(
-    address: Address, identities: Identities, seconds: float
-) -> list[grpc.ChannelConnectivity]:
-    """What becomes of a connection that nobody uses."""
-    states: list[grpc.ChannelConnectivity] = []
+@contextmanager
+def idle_connection(address: Address, identities: Identities) -> Iterator[threading.Event]:
+    """A connection that nobody uses in between; the event is set if it is lost."""
+    lost = threading.Event()
     channel = open_channel(
         address, identities["north"], expect_role="site", expect_site=SiteName("south")
     )
     with channel:
-        assert channel.unary_unary("/test.Echo/Say")(b"a", timeout=10) == b"a"
-        channel.subscribe(states.append)
-        time.sleep(seconds)
-        assert channel.unary_unary("/test.Echo/Say")(b"b", timeout=10) == b"b"
-    return states
+        assert channel.unary_unary("/test.Echo/Say")(b"a", timeout=60) == b"a"
+        channel.subscribe(
+            lambda state: lost.set() if state != grpc.ChannelConnectivity.READY else None
+        )
+        yield lost
+        assert channel.unary_unary("/test.Echo/Say")(b"b", timeout=60) == b"b"
 
 
 def test_an_idle_connection_lives_on_pings(
@@ -424,17 +422,17 @@ def test_an_idle_connection_lives_on_pings(
     """With the proportions of the real settings; gRPC itself pings no more than once a second."""
     assert PING_ALLOWED_MS * 2 < PING_MS
     short_pings(monkeypatch, factor=30)
-    assert idle_states(serve(identities["south"]), identities, 6.0) == [
-        grpc.ChannelConnectivity.READY
-    ]
+    with idle_connection(serve(identities["south"]), identities) as lost:
+        assert not lost.wait(6)
 
 
 def test_a_server_that_allows_less_hangs_up(
     identities: Identities, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shows that the test above sees `too_many_pings`."""
-    short_pings(monkeypatch, factor=30, allowed_ms=60_000)
-    assert len(idle_states(serve(identities["south"]), identities, 6.0)) > 1
+    short_pings(monkeypatch, factor=30, allowed_ms=600_000)
+    with idle_connection(serve(identities["south"]), identities) as lost:
+        assert lost.wait(120)
 
 
 def test_the_same_edge_delivered_twice_at_once(

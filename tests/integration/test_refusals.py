@@ -36,6 +36,7 @@ from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
 from tests.integration.test_transfer import make_bundle, parcel_of
+from tests.support.journal_writes import meet_need, set_run
 
 SOUTH, EDGE = SiteName("south"), "train.1@north>train.2@south"
 CHAIN = {
@@ -84,9 +85,9 @@ class Bed:
             "peer": "north",
             "carries": "train",
         }
-        journal.meet_need(over.run, over.edges_in[0], [], Origin(), data)
-        journal.set_run(over.run, RunState.DONE)
-        journal.set_run(RunId("gone"), RunState.CANCELLED)
+        meet_need(journal, over.run, over.edges_in[0], Origin(), data)
+        set_run(journal, over.run, RunState.DONE)
+        set_run(journal, RunId("gone"), RunState.CANCELLED)
         journal.close()
         self.node = Node(
             load_site_config(Given(state=self.layout.root, listen="127.0.0.1:0", data="digits"))
@@ -358,7 +359,7 @@ def test_a_neighbour_is_told_of_the_plan_that_it_asked_about(bed: Bed) -> None:
     assert next(words).plan_id == old
     with pytest.raises(RunError, match="E-RUN-UNKNOWN"):
         next(client.watch(run, new_plan_id()))
-    bed.node._journal.set_run(run, RunState.EXPIRED)
+    set_run(bed.node._journal, run, RunState.EXPIRED)
     new = bed.plans["watched"] = new_plan_id()
     bed.add(bed.node._journal, "watched")
     with pytest.raises(RunError, match="E-RUN-UNKNOWN"):

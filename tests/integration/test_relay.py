@@ -237,9 +237,7 @@ def test_a_name_that_is_none(scene: Scene, site: str) -> None:
 def test_what_a_relay_answers_is_not_the_sites_word(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A courier gives up when the receiver refuses, and a lookout believes a busy neighbour to be
-    there.
-    """
+    """A sender gives up when the receiver refuses, and a watch takes a busy neighbour for present."""
     for code in ("E-CONSENT-EDGE", "E-PEER-BUSY", "E-TRANSFER-CONFLICT"):
 
         def refuse(_: object, code: str = code) -> socket.socket:

@@ -23,6 +23,7 @@ from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
 from tests.integration.support.serving import serving
+from tests.support.journal_writes import set_run
 
 ALONE = {
     "name": "alone",
@@ -62,7 +63,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
             )
         )
         if end is not None:
-            journal.set_run(run_id(name), end)
+            set_run(journal, run_id(name), end)
         directory = layout.run(run_id(name))
         directory.mkdir(parents=True)
         (directory / "kept").write_bytes(b"x" * 1500)

@@ -40,6 +40,7 @@ from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.transfer.inbox import Inbox
 from fedelmy_node.transfer.receiver import Receiver
 from tests.integration.support.budgets import budgets
+from tests.support.journal_writes import set_run
 
 RUN, EDGE = RunId("run-1"), EdgeId("train.1@north>train.2@south")
 BLOCK = 1 << 16
@@ -401,7 +402,7 @@ def test_a_stream_that_was_not_begun(south: South, bundle: Path) -> None:
 
 
 def test_a_cancelled_run_takes_nothing(south: South, north: Connect, bundle: Path) -> None:
-    south.journal.set_run(RUN, RunState.CANCELLED)
+    set_run(south.journal, RUN, RunState.CANCELLED)
     with pytest.raises(FedelmyError, match="E-RUN-CANCELLED"):
         north(south).deliver(parcel_of(bundle), lambda _: None)
 
@@ -409,7 +410,7 @@ def test_a_cancelled_run_takes_nothing(south: South, north: Connect, bundle: Pat
 def test_an_expired_run_is_revived_by_a_delivery(
     south: South, north: Connect, bundle: Path
 ) -> None:
-    south.journal.set_run(RUN, RunState.EXPIRED)
+    set_run(south.journal, RUN, RunState.EXPIRED)
     north(south).deliver(parcel_of(bundle), lambda _: None)
     assert south.arrived == [RUN]
 
@@ -473,7 +474,7 @@ def test_what_was_begun_for_an_older_plan_is_not_taken_for_its_successor(
     south: South, bundle: Path, state: RunState
 ) -> None:
     """The administrator may not have agreed to the new one, and it may have other tensors."""
-    south.journal.set_run(RUN, RunState.EXPIRED, code="E-RUN-EXPIRED")
+    set_run(south.journal, RUN, RunState.EXPIRED, code="E-RUN-EXPIRED")
     parcel = parcel_of(bundle)
     assert south.inbox.begin(SiteName("north"), parcel.offer) == 0
     plan = replace(compile_plan(federation(), run_id(RUN)), plan_id=new_plan_id())
@@ -494,7 +495,7 @@ def test_what_was_begun_for_an_older_plan_is_not_taken_for_its_successor(
 def test_a_plan_that_is_exchanged_while_its_bundle_arrives_gets_none(
     south: South, bundle: Path
 ) -> None:
-    south.journal.set_run(RUN, RunState.EXPIRED, code="E-RUN-EXPIRED")
+    set_run(south.journal, RUN, RunState.EXPIRED, code="E-RUN-EXPIRED")
     parcel = parcel_of(bundle)
     south.inbox.begin(SiteName("north"), parcel.offer)
     plan = replace(compile_plan(federation(), run_id(RUN)), plan_id=new_plan_id())

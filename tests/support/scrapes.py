@@ -19,6 +19,7 @@ from fedelmy_node.ops.metrics.service import make_registry
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
 from tests.support.federations import make_plan
+from tests.support.journal_writes import finish_step, set_run, set_step
 
 SOUTH = SiteName("south")
 RUN = RunId("run-1")
@@ -133,8 +134,8 @@ class Node:
     def live(self) -> None:
         """Something of every kind."""
         tell: Callable[..., None] = self.journal.record
-        self.journal.set_run(RUN, RunState.RUNNING)
-        self.journal.set_step(RUN, TRAIN, StepState.RUNNING)
+        set_run(self.journal, RUN, RunState.RUNNING)
+        set_step(self.journal, RUN, TRAIN, StepState.RUNNING)
         tell(RUN, TRAIN, EventKind.EPOCH, {**EPOCH, "phase": "warm-up"})
         tell(RUN, TRAIN, EventKind.EPOCH, EPOCH)
         tell(
@@ -171,5 +172,5 @@ def full_scrape(place: Path) -> Scraped:
     record(RUN, TRAIN, EventKind.SENDING, {"edge": "e", "peer": "west", "bytes": 1, "total": 2})
     result = {"validation_accuracy": 0.8, "received_accuracy": 0.7, "accuracy": 0.9}
     before = node.scrape()
-    node.journal.finish_step(RUN, TRAIN, "0" * 64, 10, result)
+    finish_step(node.journal, RUN, TRAIN, "0" * 64, 10, result)
     return Scraped(before.text + "\n" + node.scrape().text)

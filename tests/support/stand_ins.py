@@ -25,8 +25,9 @@ from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.plan_steps import Edge
 from fedelmy_node.domain.reports import NeighbourState, Signed
 from fedelmy_node.rpc.clients import PeerClient
-from fedelmy_node.run.executor import Executor
-from fedelmy_node.run.run_graph import state_for
+from fedelmy_node.run.actions import Action
+from fedelmy_node.run.executor import Executor, Hooks
+from fedelmy_node.run.neighbour_state import state_for
 from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
@@ -41,10 +42,11 @@ __all__ = [
     "SimJournal",
     "SimPeers",
     "SimLoop",
+    "SimExecutor",
     "SimWatch",
     "Line",
-    "SimCourier",
-    "SimArrival",
+    "SimSender",
+    "SimReceiver",
     "SimTrainer",
     "Daemon",
     "Site",
@@ -80,21 +82,29 @@ class SimJournal(Journal):
         self._looked: dict[RunId, RunRecord] = {}
         self.commits = 0
 
-    def wake(self) -> None:
-        super().wake()
+    def wake(self, *, repeat: bool = False) -> None:
+        super().wake(repeat=repeat)
         self.commits += 1
         self._looked.clear()
         self._touched(self._site, True)
 
     def run(self, run: RunId) -> RunRecord:
-        record = self.look(run)
+        record = self._load(run)
         self._touched(self._site, False)
         return record
 
     def look(self, run: RunId) -> RunRecord:
-        """Without anything happening meanwhile; read once between two commits."""
+        """Without anything happening meanwhile."""
+        return self._load(run)
+
+    def pause(self) -> None:
+        """Between two actions of the executor, others may come in, or the site may die."""
+        self._touched(self._site, True)
+
+    def _load(self, run: RunId) -> RunRecord:
+        """Read once between two commits."""
         if run not in self._looked:
-            self._looked[run] = super().run(run)
+            self._looked[run] = super()._load(run)
         return self._looked[run]
 
 
@@ -104,7 +114,7 @@ class SimPeers:
     slots = None
 
     def connect(self, plan: object, site: SiteName) -> PeerClient:
-        raise AssertionError("watches and couriers are simulated")
+        raise AssertionError("watches and senders are simulated")
 
 
 class SimLoop:
@@ -139,16 +149,26 @@ class SimLoop:
         return question()
 
 
+class SimExecutor(Executor):
+    """The real executor, except that something may happen before each of its actions."""
+
+    def _act(self, record: RunRecord, action: Action) -> None:
+        assert isinstance(self._journal, SimJournal)
+        self._journal.pause()
+        super()._act(record, action)
+
+
 class SimWatch:
     """Stands in for _Watch: a line to a neighbour, or the wish for one."""
 
     def __init__(
         self, home: Home, plan: Slice, site: SiteName, _: object, saw: Callable[..., None]
     ) -> None:
-        self.connected = False  # set by the lookout
         self.plan_id = plan.plan_id
         self.target = site
         self.told: NeighbourState | None = None
+        self.repeats = 0
+        """How often the neighbour had repeated its state by then."""
         self.failed = self.ended = False
         self._saw, self._home = saw, home()
         self.line: Line | None = None
@@ -157,7 +177,7 @@ class SimWatch:
     def saw(self, seen: NeighbourState | FedelmyError | None) -> None:
         self._saw(self, seen)
 
-    def hurry(self) -> None:
+    def retry(self) -> None:
         self.failed = False
 
     def stop(self) -> None:
@@ -184,7 +204,7 @@ class Line:
     """The one who is asked believes so."""
 
 
-class SimCourier:
+class SimSender:
     """Stands in for Sender: begins, brings all blocks at once, and hears the receipt."""
 
     def __init__(
@@ -199,17 +219,17 @@ class SimCourier:
         self.edge, self.parcel, self.offer, self.tell = edge, parcel, parcel.offer, notify
         self.begun = self.failed = False
         self._home = home()
-        self._home.couriers.append(self)
+        self._home.senders.append(self)
 
     def hurry(self) -> None:
         self.failed = False
 
     def stop(self) -> None:
-        if self in self._home.couriers:
-            self._home.couriers.remove(self)
+        if self in self._home.senders:
+            self._home.senders.remove(self)
 
 
-class SimArrival:
+class SimReceiver:
     """Stands in for Receiver: the blocks of a bundle in memory, then a file."""
 
     def __init__(self, edge: Edge, offer: Offer, target: Path, _: object) -> None:
@@ -279,19 +299,25 @@ class Daemon:
 
     site: Site
     watches: list[SimWatch] = field(default_factory=list)
-    couriers: list[SimCourier] = field(default_factory=list)
+    senders: list[SimSender] = field(default_factory=list)
     trainers: list[SimTrainer] = field(default_factory=list)
     loop: SimLoop = field(init=False)
     executor: Executor = field(init=False)
     inbox: Inbox = field(init=False)
 
-    def verified_cancel(self, signed: Signed) -> Cancel:
+    @property
+    def hooks(self) -> Hooks:
+        return Hooks(
+            verify_cancel=self._verify_cancel, run_ended=self._run_ended, faulted=self._faulted
+        )
+
+    def _verify_cancel(self, signed: Signed) -> Cancel:
         return decode_cancel(signed.payload)
 
-    def run_ended(self, run: RunId) -> None:
+    def _run_ended(self, run: RunId) -> None:
         self.inbox.forget(run)
 
-    def faulted(self, error: Exception) -> None:
+    def _faulted(self, error: Exception) -> None:
         raise AssertionError("the loop is simulated") from error
 
 
@@ -306,9 +332,9 @@ class Site:
     workspace: Workspace
     daemon: Daemon | None = None
     trainer_deaths: int = 0
-    words: dict[tuple[str, frozenset[EdgeId]], NeighbourState] = field(default_factory=dict)
-    """What neighbours would be told, as of `words_at` commits."""
-    words_at: int = -1
+    reports: dict[tuple[str, frozenset[EdgeId]], NeighbourState] = field(default_factory=dict)
+    """What neighbours would be told, as of `reports_at` commits."""
+    reports_at: int = -1
 
     @property
     def record(self) -> RunRecord | None:
@@ -318,7 +344,7 @@ class Site:
         except RunError:
             return None
 
-    def word_for(self, asker: str, plan_id: str) -> NeighbourState | RunError:
+    def report_for(self, asker: str, plan_id: str) -> NeighbourState | RunError:
         """What it tells a neighbour that asks about this plan, or why it tells nothing."""
         assert self.daemon is not None
         if self.record is None:
@@ -327,13 +353,13 @@ class Site:
             self.record.check_asked(plan_id)
         except RunError as error:
             return error
-        if self.words_at != self.journal.commits:
-            self.words_at = self.journal.commits
-            self.words.clear()
+        if self.reports_at != self.journal.commits:
+            self.reports_at = self.journal.commits
+            self.reports.clear()
         key = asker, self.daemon.executor.near(RUN)
-        if key not in self.words:
-            self.words[key] = state_for(self.record, SiteName(asker), key[1])
-        return self.words[key]
+        if key not in self.reports:
+            self.reports[key] = state_for(self.record, SiteName(asker), key[1])
+        return self.reports[key]
 
     @property
     def state(self) -> RunState | None:

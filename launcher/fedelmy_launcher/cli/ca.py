@@ -51,7 +51,12 @@ def ca() -> None:
 
 @ca.command("init")
 @_directory
-@click.option("--operator", default="operator", show_default=True, help="Name of the operator.")
+@click.option(
+    "--operator",
+    default="operator",
+    show_default=True,
+    help="Name of the operator, as sites list it.",
+)
 @json_option
 def init(directory: Path, operator: str, as_json: bool) -> None:
     """Create the CA of a new federation and an identity for its operator.
@@ -59,7 +64,7 @@ def init(directory: Path, operator: str, as_json: bool) -> None:
     \b
     Examples:
       fedelmy-launch ca init
-      fedelmy-launch ca init --dir /secure/study-7 --operator alice
+      fedelmy-launch ca init --dir /secure/study-7
     """
     from fedelmy_launcher.ca import authority
 
@@ -102,7 +107,7 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
       fedelmy-launch ca sign north.csr
       fedelmy-launch ca sign north.csr --yes --out certificates/north.pem
       fedelmy-launch ca sign north-2.csr --replace      (north made a new key)
-      fedelmy-launch ca sign alice.csr --operator
+      fedelmy-launch ca sign bob.csr --operator         (bob is a second operator)
     """
     from fedelmy_launcher.ca import authority
     from fedelmy_node.identity.requests import read_request
@@ -163,7 +168,7 @@ def revoke(name: str, directory: Path, of_operator: bool, as_json: bool, **optio
     \b
     Examples:
       fedelmy-launch ca revoke north --reason key-compromise
-      fedelmy-launch ca revoke alice --operator
+      fedelmy-launch ca revoke bob --operator
       fedelmy-launch ca revoke north --key 4D0C-9F2E-61B7-33A8-5E10 --reason superseded
       fedelmy-launch ca revoke north --serial 4f2a90c1
     """

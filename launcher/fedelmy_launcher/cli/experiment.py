@@ -117,7 +117,7 @@ def experiment(
     outcome = ExperimentOutcome(path.stem, setting, grid, ", ".join(sorted(changes)))
     cells = cells_of(grid, changed)
     session = Session.of(outcome, cells, _preparation(cells, data, nodes))
-    session.check_data()
+    session.check_work()
     if nodes is None:  # on real nodes, each site decides for itself
         prepared = (each for each, _ in session.prepared.values())
         options.check_code((each.federation.recipe.model.name for each in prepared), code)
@@ -156,7 +156,8 @@ def _introduce(session: Session, left: int, directory: Path) -> None:
     click.echo(outcome.experiment.title)
     total = len(session.prepared)
     done = f", {total - left} of them finished before" if left < total else ""
-    click.echo(f"setting {outcome.setting}: {total} cells{done}; results in {directory}")
+    cells = "1 cell" if total == 1 else f"{total} cells"
+    click.echo(f"setting {outcome.setting}: {cells}{done}; results in {directory}")
     for hint in session.hints:
         click.echo(f"no data: {hint}")
 

@@ -5,6 +5,7 @@ Nothing here is persistent: a launcher that died can simply be run again on the 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -298,11 +299,18 @@ def refused(refusals: list[Refusal], hint: str | None = None) -> FedelmyError:
     """One error for all refusals: a single one as it is, several in a list with `hint`."""
     if len(refusals) == 1:
         site, error = refusals[0].site, refusals[0].error
-        text = error.message if site in error.message else f"{site}: {error.message}"
+        is_named = re.search(rf"(?<![\w-]){re.escape(site)}(?![\w-])", error.message)
+        text = error.message if is_named else f"{site}: {error.message}"
         return type(error)(error.code, text, hint=error.hint)
-    lines = [f"{refusal.site}: {refusal.error}\n    {refusal.error.hint}" for refusal in refusals]
+    lines = [_refusal_text(refusal) for refusal in refusals]
     summary = f"{len(refusals)} sites refused or did not answer:"
     return RunError("E-RUN-REFUSED", "\n  ".join([summary, *lines]), hint=hint)
+
+
+def _refusal_text(refusal: Refusal) -> str:
+    site, error = refusal.site, refusal.error
+    message = error.message.removeprefix(f"{site}: ")
+    return f"{site}: {error.code}: {message}\n    {error.hint}"
 
 
 def _not_started(problem: FedelmyError) -> FedelmyError:

@@ -46,7 +46,9 @@ class Measures:
         }
 
     def _balanced(self) -> float | None:
-        """The mean sensitivity over the classes, on the test samples of all sites."""
+        """The mean sensitivity over the classes, on the test samples of all sites; None if fewer
+        than two classes have samples.
+        """
         right: dict[str, int] = defaultdict(int)
         whole: dict[str, int] = defaultdict(int)
         for site in self._progress.sites.values():
@@ -56,7 +58,7 @@ class Measures:
                     right[name] += row["tp"]
                     whole[name] += row["tp"] + row["fn"]
         shares = [right[name] / count for name, count in whole.items() if count]
-        return sum(shares) / len(shares) if shares else None
+        return sum(shares) / len(shares) if len(shares) >= 2 else None
 
 
 def _rounded(share: float | None) -> float | None:

@@ -86,11 +86,16 @@ class Session:
                 session.prepared.setdefault(prepared.key, (prepared, []))[1].append(cell)
         return session
 
-    def check_data(self) -> None:
-        """Raise if there is nothing to compute because all data are missing."""
-        if self.hints and not self.prepared:
+    def check_work(self) -> None:
+        """Raise if there is nothing to compute."""
+        if self.prepared:
+            return
+        if self.hints:
             message = "nothing to compute: no cell has data"
             raise NoDataError("E-CONFIG-VALUE", message, hint=" ".join(self.hints))
+        message = "nothing to compute: the strategies of all rows are not installed"
+        hint = "Choose other rows, or install a package that adds the strategy."
+        raise ConfigError("E-CONFIG-STRATEGY", message, hint=hint)
 
     def take(self, results: Mapping[str, Mapping[str, Any]]) -> list[Prepared]:
         """Use the entries of a results file; return the cells that are left to compute."""

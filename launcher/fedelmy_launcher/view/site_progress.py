@@ -178,6 +178,8 @@ class SiteProgress:
             case EventKind.MEMBER:
                 self.members, self.members_done = data["members"], data["member"]
                 self.member = min(data["member"] + 1, data["members"])
+                if self.member > data["member"]:
+                    self.epoch = 0  # of the next one
                 self.validation = data.get("accuracy")
             case EventKind.WARNING:
                 self.problem = f"{data['code']}: {data['message']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def doctor(federation: Path | None, as_json: bool, **options: Any) -> int:
     from fedelmy_node.domain.reports import exit_code_of, worst
     from fedelmy_node.ops.doctor.site_checks import UNLISTED, SiteExamination
 
+    logging.getLogger().addHandler(logging.NullHandler())  # the findings say everything
     described = read_federation(federation, unlisted=UNLISTED) if federation else None
     examination = SiteExamination(load_site_config(Given(**options)), described)
     findings = []

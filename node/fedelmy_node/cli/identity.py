@@ -176,7 +176,7 @@ def install(
       fedelmy-node identity install north.site.pem
       fedelmy-node identity install node1.pem --ca hospital-root.pem
       fedelmy-node identity install revoked.pem
-      fedelmy-node identity install alice.operator.pem --identity study-ca/operator
+      fedelmy-node identity install operator.operator.pem --identity study-ca/operator
     """
     from fedelmy_node.identity import keystore
     from fedelmy_node.identity.keys import LIST_BYTES, read_file

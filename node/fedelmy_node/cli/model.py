@@ -7,7 +7,7 @@ import io
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,8 +15,10 @@ from fedelmy_node.cli.app import emit_json
 from fedelmy_node.cli.options import data_kinds, json_option, run_names, state_option
 
 if TYPE_CHECKING:
+    from fedelmy_node.domain.errors import DataError
     from fedelmy_node.domain.reports import ResultModel
 
+_SHOWN_ERRORS: Final = 5
 
 _run_argument = click.argument("run", required=False, shell_complete=run_names)
 
@@ -63,12 +65,13 @@ def export(run: str | None, out: Path, bundle: bool, state: Path, as_json: bool)
     from fedelmy_node.domain.errors import ConfigError
     from fedelmy_node.store.durable_files import replacing
 
-    if not bundle and out.suffix.lower() not in ("", ".safetensors"):
+    suffixes = ("", ".safetensors", ".bundle" if bundle else "")
+    if out.suffix.lower() not in suffixes:
         message = f"cannot write {out}: a model is exported as safetensors, not {out.suffix}"
         hint = f"Use --out {out.with_suffix('.safetensors')}; convert that file if you need to."
         raise ConfigError("E-CONFIG-VALUE", message, hint=hint)
+    _check_new(out, "--out")
     found = _find(run, state)
-    _refuse_existing(out, "--out")
     if bundle:
         with replacing(out, mode=0o644) as partial:
             shutil.copyfile(found.path, partial)
@@ -147,6 +150,10 @@ def predict(
 ) -> None:
     """Classify image FILES with the result of a run; for a directory, all images in it.
 
+    An unreadable file does not stop the others.
+
+    Exit code 0: all files were classified; 3: some cannot be read.
+
     \b
     Examples:
       fedelmy-node model predict scan-17.png
@@ -154,21 +161,42 @@ def predict(
       fedelmy-node model predict scans --csv predictions.csv
     """
     if table is not None:
-        _refuse_existing(table, "--csv")
+        _check_new(table, "--csv")
     found = _find(run, state)
+    from fedelmy_node.domain.errors import DataError
     from fedelmy_node.training.data.image_folder import expand_directories
     from fedelmy_node.training.evaluation.inference import load_result
 
     trained, paths = load_result(found), expand_directories(files)
     classes = trained.task.classes
     rows: list[tuple[str, ...]] = [("file", "class", *classes)]
+    unreadable: list[DataError] = []
     for path in paths:
-        guesses = trained.predict(path, len(classes))
+        try:
+            guesses = trained.predict(path, len(classes))
+        except DataError as error:
+            unreadable.append(error)
+            continue
         chances = dict(guesses)
         rows.append((str(path), guesses[0][0], *(f"{chances[name]:.6f}" for name in classes)))
         _show(path, guesses[:top], as_json)
     if table is not None:
         _write_csv(table, rows)
+    if unreadable:
+        raise _summary(unreadable, len(paths))
+
+
+def _summary(errors: list[DataError], files: int) -> DataError:
+    """The only error as it is; several as one, with the advice of the first."""
+    if len(errors) == 1:
+        return errors[0]
+    from fedelmy_node.domain.errors import DataError
+
+    lines = [f"  {error.whole}" for error in errors[:_SHOWN_ERRORS]]
+    if len(errors) > _SHOWN_ERRORS:
+        lines.append(f"  and {len(errors) - _SHOWN_ERRORS} more")
+    message = "\n".join([f"{len(errors)} of {files} files were not classified:", *lines])
+    return DataError(errors[0].code, message, hint=errors[0].hint)
 
 
 def _show(path: Path, guesses: list[tuple[str, float]], as_json: bool) -> None:
@@ -187,12 +215,16 @@ def _write_csv(out: Path, rows: Iterable[tuple[str, ...]]) -> None:
     write_durably(out, text.getvalue().encode(), mode=0o644)
 
 
-def _refuse_existing(out: Path, option: str) -> None:
+def _check_new(out: Path, option: str) -> None:
+    """Refuse a file that exists, or whose directory does not, before any work is done."""
     from fedelmy_node.domain.errors import ConfigError
 
     if out.exists():
         hint = f"Choose another name with {option}."
         raise ConfigError("E-CONFIG-VALUE", f"{out} exists already", hint=hint)
+    if not out.parent.is_dir():
+        hint = f"Create it, or choose another one with {option}."
+        raise ConfigError("E-CONFIG-VALUE", f"{out.parent} is not a directory", hint=hint)
 
 
 def _find(run: str | None, state: Path) -> ResultModel:

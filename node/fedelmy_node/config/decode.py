@@ -33,8 +33,11 @@ def suggestion(name: str, known: Iterable[str], plural: str) -> str:
     import difflib  # only needed after a mistake
 
     names = list(known)
-    close = difflib.get_close_matches(name[:100], names, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"{plural}: {', '.join(names) or 'none'}."
+    folded = {known_name.casefold(): known_name for known_name in reversed(names)}
+    close = difflib.get_close_matches(name[:100].casefold(), folded, n=1)
+    if close:
+        return f"Did you mean {folded[close[0]]!r}?"
+    return f"{plural}: {', '.join(names) or 'none'}."
 
 
 MAX_DEPTH: Final = 32

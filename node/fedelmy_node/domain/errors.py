@@ -299,7 +299,7 @@ E-RUN-CONFLICT ALREADY_EXISTS
 E-RUN-REFUSED FAILED_PRECONDITION
     Fix the problems reported by the sites, then run again; nothing was started.
 E-RUN-FAILED ABORTED
-    See the failed site's log; fix the cause, then run again.
+    See the cause with `fedelmy-node runs show RUN` at the failed site; fix it, then run again.
 E-RUN-CANCELLED CANCELLED
     The operator cancelled this run; start a new one.
 E-RUN-ABORTED ABORTED

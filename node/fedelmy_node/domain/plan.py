@@ -223,7 +223,7 @@ class Slice:
     def step(self, step: StepId) -> Step:
         return self._by_id[step]
 
-    def ways_to(self, step: StepId, need: StepId) -> tuple[Route, ...]:
+    def routes_to(self, step: StepId, need: StepId) -> tuple[Route, ...]:
         """Return all routes that can meet a need, fewest skips first; none for a local need."""
         return self._routes_to.get((step, need), ())
 
@@ -233,9 +233,11 @@ class Slice:
     def shortcuts_from(self, step: StepId) -> tuple[Shortcut, ...]:
         return self._shortcuts_from.get(step, ())
 
-    def beyond(self, way: Route) -> tuple[Route, ...]:
+    def beyond(self, route: Route) -> tuple[Route, ...]:
         """Return the nearest routes that skip the target: one per step that depends on it."""
-        return self._beyond.get((way.source, way.target), ()) if way.source is not None else ()
+        return (
+            self._beyond.get((route.source, route.target), ()) if route.source is not None else ()
+        )
 
     def users(self, step: StepId) -> tuple[Step, ...]:
         """Return this site's steps that need the output of a step."""
@@ -272,10 +274,10 @@ class Plan:
     @property
     def edges(self) -> tuple[Edge, ...]:
         """The edges used when no site is skipped."""
-        return tuple(way for way in self.ways if isinstance(way, Edge) and not way.skips)
+        return tuple(way for way in self.routes if isinstance(way, Edge) and not way.skips)
 
     @cached_property
-    def ways(self) -> tuple[Route, ...]:
+    def routes(self) -> tuple[Route, ...]:
         """All routes between sites: the edges, and the alternatives around skippable sites."""
         return tuple(
             route
@@ -323,7 +325,7 @@ class Plan:
     @cached_property
     def stuck(self) -> tuple[SiteName, ...]:
         """Skippable sites whose dependents would have no input without them."""
-        last = {(way.target, way.need): way for way in self.ways}.values()
+        last = {(way.target, way.need): way for way in self.routes}.values()
         senders = {way.sender for way in last if isinstance(way, Edge)} & self._skippable
         return tuple(site.site for site in self.sites if site.site in senders)
 
@@ -347,8 +349,8 @@ class Plan:
 
     def slice_for(self, site: SiteName) -> Slice:
         """Return what `site` may know: only steps, edges and addresses that concern it."""
-        edges = [way for way in self.ways if isinstance(way, Edge)]
-        shortcuts = [way for way in self.ways if isinstance(way, Shortcut)]
+        edges = [way for way in self.routes if isinstance(way, Edge)]
+        shortcuts = [way for way in self.routes if isinstance(way, Shortcut)]
         edges_in = tuple(edge for edge in edges if edge.receiver == site)
         edges_out = tuple(edge for edge in edges if edge.sender == site)
         near = {edge.sender for edge in edges_in} | {edge.receiver for edge in edges_out}

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -37,39 +34,23 @@ _LONGEST_WAIT_SECONDS: Final = 15.0
 Key = tuple[RunId, SiteName]
 
 
-@dataclass(slots=True)
-class Sighting:
-    """Whether one neighbour is reachable."""
-
-    since: float
-    """When it was last reachable, or when watching started; monotonic."""
-    present: bool = False
-    error: FedelmyError | None = None
-    """Why it cannot be reached; None before the first attempt has ended."""
-
-    def absent_seconds(self) -> float:
-        return 0.0 if self.present else time.monotonic() - self.since
-
-
-class Lookout:
+class PeerWatches:
     """The watched neighbours of all runs. Methods and callbacks run on the executor's thread."""
 
     def __init__(
         self,
         peers: Peers,
         post: Callable[[Callable[[], None]], None],
-        heard: Callable[[RunId, SiteName, NeighbourState], None],
-        changed: Callable[[RunId, SiteName], None],
+        notify: Callable[[RunId, SiteName, NeighbourState | FedelmyError | None], None],
     ) -> None:
-        """`heard` gets each new state; `changed` is called when reachability changes."""
+        """`notify` gets each new state, and at the end of a stream why it ended.
+
+        None: the last state was final, and no more will follow.
+        """
         self._peers = peers
         self._post = post
-        self._heard = heard
-        self._changed = changed
+        self._notify = notify
         self._watches: dict[Key, _Watch] = {}
-        self._sightings: dict[Key, Sighting] = {}
-        self._states: dict[Key, NeighbourState] = {}
-        self._callers: Counter[tuple[RunId, str, SiteName]] = Counter()
 
     def watch(self, plan: Slice, sites: Iterable[SiteName]) -> None:
         """Watch exactly these neighbours of a run."""
@@ -77,91 +58,34 @@ class Lookout:
         watches = [(key, watch) for key, watch in self._watches.items() if key[0] == plan.run]
         for key, watch in watches:
             if key[1] not in wanted or watch.plan_id != plan.plan_id:
-                self._forget(key)
+                self._watches.pop(key).stop()
         for site in sorted(wanted):
             key = plan.run, site
             if key not in self._watches:
-                present = self._calls(plan.run, plan.plan_id, site)
-                self._sightings[key] = Sighting(since=time.monotonic(), present=present)
                 connect = partial(self._peers.connect, plan, site)
                 self._watches[key] = _Watch(plan, site, connect, partial(self._saw, key))
 
     def drop(self, run: RunId) -> None:
         for key in [key for key in self._watches if key[0] == run]:
-            self._forget(key)
+            self._watches.pop(key).stop()
 
     def close(self) -> None:
         for watch in self._watches.values():
             watch.stop()
 
-    def words(self, run: RunId) -> dict[SiteName, NeighbourState]:
-        """Return the latest state of every watched neighbour."""
-        return {site: state for (known, site), state in self._states.items() if known == run}
-
-    def sighting(self, run: RunId, site: SiteName) -> Sighting | None:
-        """Return the reachability of a neighbour; None if it is not watched."""
-        return self._sightings.get((run, site))
-
-    def sightings(self, run: RunId) -> dict[SiteName, Sighting]:
-        return {site: seen for (known, site), seen in self._sightings.items() if known == run}
-
-    def called(self, run: RunId, plan_id: str, site: SiteName, *, stands: bool) -> None:
-        """Record that a neighbour opened or closed its own stream; empty `plan_id`: any plan."""
-        caller = run, plan_id, site
-        self._callers[caller] += 1 if stands else -1
-        if not self._callers[caller]:
-            del self._callers[caller]
-        watch = self._watches.get((run, site))
-        if watch is not None and plan_id in ("", watch.plan_id):
-            if stands:
-                watch.hurry()
-            self._see((run, site), None)
-
-    def _calls(self, run: RunId, plan_id: str, site: SiteName) -> bool:
-        return any(self._callers[run, plan, site] > 0 for plan in ("", plan_id))
-
-    def hurry(self, site: SiteName) -> None:
-        """Retry at once, in every run: the neighbour is reachable again."""
-        for (_, known), watch in self._watches.items():
-            if known == site:
-                watch.hurry()
-
-    def _forget(self, key: Key) -> None:
-        self._watches.pop(key).stop()
-        del self._sightings[key]
-        self._states.pop(key, None)
+    def retry(self, run: RunId | None, site: SiteName) -> None:
+        """Reconnect now in one run or (None) in all: the neighbour is reachable again."""
+        for (known, name), watch in self._watches.items():
+            if run in (None, known) and name == site:
+                watch.retry()
 
     def _saw(self, key: Key, watch: _Watch, seen: NeighbourState | FedelmyError | None) -> None:
         """Runs on the watch's thread."""
         self._post(partial(self._handle, key, watch, seen))
 
     def _handle(self, key: Key, watch: _Watch, seen: NeighbourState | FedelmyError | None) -> None:
-        if self._watches.get(key) is not watch:
-            return
-        if isinstance(seen, NeighbourState):
-            if seen.state != RunState.CANCELLED:
-                watch.connected = True
-                self._see(key, None)
-            elif self._states.get(key) == seen:
-                return  # asked again, same answer
-            if self._watches.get(key) is watch:
-                # Not earlier: a state counts only after its cancel or abort was handled.
-                self._states[key] = seen
-                self._heard(*key, seen)
-        else:
-            # Either the neighbour has sent its last state, or it is reachable but busy.
-            watch.connected = seen is None or seen.code == "E-PEER-BUSY"
-            self._see(key, seen)
-
-    def _see(self, key: Key, error: FedelmyError | None) -> None:
-        sighting, watch = self._sightings[key], self._watches[key]
-        before, failed_before = sighting.present, sighting.error is not None
-        sighting.present = watch.connected or self._calls(key[0], watch.plan_id, key[1])
-        if before and not sighting.present:
-            sighting.since = time.monotonic()
-        sighting.error = None if sighting.present else error or sighting.error
-        if sighting.present != before or (sighting.error is not None) != failed_before:
-            self._changed(*key)
+        if self._watches.get(key) is watch:  # otherwise the last event of a stopped watch
+            self._notify(*key, seen)
 
 
 class _Watch:
@@ -174,8 +98,6 @@ class _Watch:
         connect: Callable[[], PeerClient],
         saw: Callable[[_Watch, NeighbourState | FedelmyError | None], None],
     ) -> None:
-        self.connected = False
-        """Set by the lookout: whether the last report was a success."""
         self.plan_id = plan.plan_id
         self._run_id = plan.run
         self._site = site
@@ -185,7 +107,7 @@ class _Watch:
         self._client: PeerClient | None = None
         self._stopped = threading.Event()
         self._hurried = threading.Event()
-        threading.Thread(target=self._run, name=f"lookout {site}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"watch {site}", daemon=True).start()
 
     def stop(self) -> None:
         """Stop reporting. Returns at once."""
@@ -196,8 +118,8 @@ class _Watch:
         if client is not None:
             client.close()
 
-    def hurry(self) -> None:
-        """Retry at once."""
+    def retry(self) -> None:
+        """Reconnect at once."""
         self._hurried.set()
 
     def _run(self) -> None:

@@ -12,13 +12,10 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from fedelmy_node.consent.signed_commands import Cancel
 from fedelmy_node.device.supervisor import shuts_down
 from fedelmy_node.domain.errors import FedelmyError, StoreError
-from fedelmy_node.domain.names import RunId
-from fedelmy_node.domain.reports import Signed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -119,16 +116,3 @@ class Loop:
             return self._posted.get(timeout=seconds)
         except queue.Empty:
             return self._ring
-
-
-class Home(Protocol):
-    """What the executor asks of, and tells, the node that it is part of."""
-
-    def verified_cancel(self, signed: Signed) -> Cancel:
-        """What an operator whom this site listens to has signed; raises if it is nobody's word."""
-
-    def run_ended(self, run: RunId) -> None:
-        """A run is over here, or forgotten."""
-
-    def faulted(self, error: Exception) -> None:
-        """The executor has ended because of this."""

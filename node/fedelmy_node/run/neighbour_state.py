@@ -1,185 +1,154 @@
-"""What neighbours tell each other about a run: taken into the journal here, and streamed to them.
+"""What neighbours report to each other about a run, and what follows from it for this site.
 
-A word is a state, not a message: the last one of every neighbour is kept and looked at whenever a
-run is, so one that came too early counts when its time has come.
+A report is a state, not a message: the latest one of every neighbour is kept and considered
+whenever the run changes, so one that arrives too early counts when its time has come.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Protocol
 
 from fedelmy_node.domain.artifact import Origin, Skip
-from fedelmy_node.domain.errors import ConsentError, RunError
+from fedelmy_node.domain.errors import RunError
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
-from fedelmy_node.domain.names import EdgeId, RunId, SiteName
+from fedelmy_node.domain.names import EdgeId, SiteName
 from fedelmy_node.domain.plan_steps import Edge, Shortcut, StepKind
 from fedelmy_node.domain.reports import NeighbourState
-from fedelmy_node.run.run_graph import state_for
-from fedelmy_node.store.event_bus import StateStream
-from fedelmy_node.store.journal import Journal
+from fedelmy_node.run.inputs import ENDED, is_empty_without
+from fedelmy_node.run.outputs import is_released, is_settled, is_superseded
+from fedelmy_node.store.changes import Draft
 from fedelmy_node.store.records import RunRecord
 
-logger = logging.getLogger(__name__)
+
+def state_for(record: RunRecord, neighbour: SiteName, near: AbstractSet[EdgeId]) -> NeighbourState:
+    """What this site reports to one of its neighbours about the run."""
+    plan, edges = record.slice, record.edges
+    edges_in = [edge for edge in plan.edges_in if edge.sender == neighbour]
+    edges_out = [edge for edge in plan.edges_out if edge.receiver == neighbour]
+    # A merge continues without such an input; for other steps, the edge is closed.
+    left_out = [
+        edge.id
+        for edge in edges_out
+        if edge.carries == StepKind.MERGE and _is_left_out(record, edge)
+    ]
+    closed = [edge.id for edge in edges_in if edges[edge.id].state == EdgeState.CLOSED]
+    closed += [e.id for e in edges_out if _will_not_come(record, e) and e.id not in left_out]
+    return NeighbourState(
+        state=record.state,
+        received=tuple(edge.id for edge in edges_in if edges[edge.id].state == EdgeState.DONE),
+        settled=tuple(edge.id for edge in edges_in if is_settled(record, edge)),
+        closed=tuple(closed),
+        near=tuple(edge.id for edge in edges_out if edge.id in near),
+        message=record.message if record.state == RunState.ABORTED else "",
+        cancel=record.cancel,
+        left_out=tuple(left_out),
+        plan_id=plan.plan_id,
+    )
 
 
-def take_words(
-    journal: Journal, record: RunRecord, words: Mapping[SiteName, NeighbourState]
-) -> None:
-    """What neighbours have passed on, and what they will not use or not send."""
-    run, edges = record.slice.run, record.edges
-    for site, told in words.items():
+def _is_left_out(record: RunRecord, edge: Edge) -> bool:
+    is_skipped = record.steps[edge.source].state == StepState.SKIPPED
+    return is_skipped and record.edges[edge.id].state != EdgeState.GIVEN_UP
+
+
+def _will_not_come(record: RunRecord, edge: Edge) -> bool:
+    """Whether the receiver waits in vain: it or this site was skipped, or nobody needs it."""
+    state = record.edges[edge.id].state
+    is_unused = state in (EdgeState.WAITING, EdgeState.MOVING) and is_released(record, edge.source)
+    return (
+        record.steps[edge.source].state == StepState.SKIPPED
+        or is_unused
+        or is_superseded(record, edge)
+        or state == EdgeState.GIVEN_UP
+    )
+
+
+def apply_states(draft: Draft, states: Mapping[SiteName, NeighbourState]) -> None:
+    """Apply what neighbours have passed on, and what they will not use or not send."""
+    record = draft.record
+    for site, told in states.items():
         for edge in record.slice.edges_out:
-            state = after_word(edge, edges[edge.id].state, told) if edge.receiver == site else None
-            if state is not None:
-                journal.set_edges(run, [edge.id], state)
-        closed = [
-            edge.id
-            for edge in record.slice.edges_in
-            if edge.sender == site and edge.id in told.closed
-        ]
-        if any(edges[edge].state not in (EdgeState.DONE, EdgeState.CLOSED) for edge in closed):
-            journal.set_edges(run, closed, EdgeState.CLOSED)
-        for edge in record.slice.edges_in:
-            said = (
-                edge.sender == site and edge.id in told.left_out and edge.carries == StepKind.MERGE
-            )
-            if said and record.way(edge.target, edge.need) is None:
-                _merge_without(journal, record, edge)
+            if edge.receiver == site:
+                state = edge_after(edge, record.edges[edge.id].state, told)
+                if state is not None:
+                    draft.set_edge(edge.id, state)
+        edges_in = [edge for edge in record.slice.edges_in if edge.sender == site]
+        draft.close_edges(edge.id for edge in edges_in if edge.id in told.closed)
+        for edge in edges_in:
+            dropped = edge.id in told.left_out and edge.carries == StepKind.MERGE
+            if dropped and record.route_used(edge.target, edge.need) is None:
+                _merge_without(draft, edge)
 
 
-def _merge_without(journal: Journal, record: RunRecord, edge: Edge) -> None:
-    """The site that an input should come from was left out and says so: it is not waited for until
-    it is silent.
-    """
-    ways = record.slice.ways_to(edge.target, edge.need)
-    spare = next((way for way in ways if way.source is None and way.skips == (edge.source,)), None)
-    # Otherwise somebody else has the input, or should have it; or all others were left out, as what
-    # this site made.
-    if not isinstance(spare, Shortcut) or record.is_empty_without(edge.target, (edge.need,)):
-        journal.set_edges(record.slice.run, [edge.id], EdgeState.CLOSED)
-        return
-    message = f"{edge.sender} says that it was left out itself"
-    skip = Skip(step=edge.source, by=record.slice.site, code="E-RUN-SKIPPED", message=message)
-    data = {"steps": [edge.source], "code": skip.code, "message": skip.message}
-    rivals = [way.id for way in ways if way.id != spare.id]
-    journal.meet_need(record.slice.run, spare, rivals, Origin(skipped=(skip,)), data)
-
-
-def after_word(edge: Edge, state: EdgeState, told: NeighbourState) -> EdgeState | None:
-    """What an edge from this site becomes by its receiver's word; None if it stays as it is."""
+def edge_after(edge: Edge, state: EdgeState, told: NeighbourState) -> EdgeState | None:
+    """The new state of an edge from this site after its receiver's report; None: unchanged."""
     if edge.id in told.settled and state != EdgeState.SETTLED:
         met_elsewhere = state == EdgeState.CLOSED or edge.id in told.closed
-        relieved = (
-            state == EdgeState.DONE  # it has acknowledged it
-            or (
-                edge.skips and met_elsewhere
-            )  # a way around that it did not need: we had to answer all the same
-            or (
-                told.state.is_over and not met_elsewhere
-            )  # it has it and has finished; the receipt was lost
-        )
-        if relieved:
+        acknowledged = state == EdgeState.DONE
+        unused_detour = bool(edge.skips) and met_elsewhere  # this site was responsible all the same
+        receipt_lost = told.state.is_over and not met_elsewhere
+        if acknowledged or unused_detour or receipt_lost:
             return EdgeState.SETTLED
     if edge.id in told.closed and state in (EdgeState.WAITING, EdgeState.MOVING):
         return EdgeState.CLOSED
     return None
 
 
-def repeat_lost(journal: Journal, record: RunRecord, site: SiteName, told: NeighbourState) -> None:
-    """A neighbour that does not have what it acknowledged has lost it: a torn journal, a damaged
-    file, a new beginning.
+def _merge_without(draft: Draft, edge: Edge) -> None:
+    """The sender of an input was skipped and says so: do not wait until it is silent."""
+    record = draft.record
+    routes = record.slice.routes_to(edge.target, edge.need)
+    drop = next((r for r in routes if r.source is None and r.skips == (edge.source,)), None)
+    # Otherwise another site has the input or should have it, or the merge would have none left.
+    if not isinstance(drop, Shortcut) or is_empty_without(record, edge.target, (edge.need,)):
+        draft.close_edges([edge.id])
+        return
+    message = f"{edge.sender} reports that it was skipped"
+    skip = Skip(step=edge.source, by=record.slice.site, code="E-RUN-SKIPPED", message=message)
+    data = {"steps": [edge.source], "code": skip.code, "message": skip.message}
+    draft.meet_need(drop, Origin(skipped=(skip,)), data)
 
-    One that did not want it any more, and now does, has lost what it had instead.
+
+def resend_lost(draft: Draft, site: SiteName, told: NeighbourState) -> list[Edge]:
+    """Send again what a neighbour acknowledged and does not have: it lost a file or its journal.
+
+    That may be a bundle that it has used: it has lost what it made of it as well. A neighbour that
+    no longer wanted a bundle and now does has lost what it had instead. Returns the edges whose
+    bundle was acknowledged before.
     """
-    run = record.slice.run
+    record, resent = draft.record, []
     for edge in record.slice.edges_out:
-        missing = (
+        is_missing = (
             edge.receiver == site
-            and edge.id not in told.received + told.closed
+            and edge.id not in told.received + told.closed + told.settled
             and not told.state.is_over
         )
-        if missing and record.edges[edge.id].state == EdgeState.DONE:
-            extra = {"run": run, "step": edge.source}
-            logger.warning(
-                "%s has lost what it acknowledged; handing it over again", site, extra=extra
-            )
-            journal.set_edges(run, [edge.id], EdgeState.MOVING)
-        elif missing and record.edges[edge.id].state == EdgeState.CLOSED:
-            journal.set_edges(run, [edge.id], EdgeState.WAITING)
+        if is_missing and record.edges[edge.id].state in (EdgeState.DONE, EdgeState.SETTLED):
+            draft.set_edge(edge.id, EdgeState.MOVING)
+            resent.append(edge)
+        elif is_missing and record.edges[edge.id].state == EdgeState.CLOSED:
+            draft.set_edge(edge.id, EdgeState.WAITING)
+    return resent
 
 
-def beyond_recall(record: RunRecord, words: Mapping[SiteName, NeighbourState]) -> RunError | None:
-    """What this site had received and nobody hands over again: it came back from a backup, and the
-    others were faster.
+def lost_input(record: RunRecord, states: Mapping[SiteName, NeighbourState]) -> RunError | None:
+    """An input that this site lost and no site sends again: it came back from an older backup.
 
-    Who is done has handed over all that it does not call closed, and was told that it had arrived.
+    A neighbour that is done has sent everything that it does not report as closed, and was told
+    that it arrived.
     """
     for edge in record.slice.edges_in:
-        told = words.get(edge.sender)
-        if (
-            told is None
-            or told.state != RunState.DONE
-            or edge.skips
-            or edge.id in told.closed + told.left_out
-        ):
+        told = states.get(edge.sender)
+        if told is None or told.state != RunState.DONE or edge.skips:
             continue
-        ended = record.steps[edge.target].state in (StepState.DONE, StepState.SKIPPED)
+        if edge.id in told.closed + told.left_out:
+            continue
         is_open = record.edges[edge.id].state in (EdgeState.WAITING, EdgeState.MOVING)
-        if is_open and not ended and record.way(edge.target, edge.need) is None:
-            message = f"site {edge.sender} has finished this run, and does not hand over again what this site has lost"
+        has_ended = record.steps[edge.target].state in ENDED
+        if is_open and not has_ended and record.route_used(edge.target, edge.need) is None:
+            message = (
+                f"site {edge.sender} has finished this run and cannot resend what was lost here"
+            )
             return RunError("E-RUN-LOST", message)
     return None
-
-
-class _Called(Protocol):
-    def __call__(self, run: RunId, plan_id: str, site: SiteName, *, stands: bool) -> None: ...
-
-
-class Told:
-    """The newest stream of each neighbour in each run: one is enough. Safe to use from any thread."""
-
-    def __init__(
-        self, journal: Journal, near: Callable[[RunId], AbstractSet[EdgeId]], called: _Called
-    ) -> None:
-        """`called` hears that a neighbour's stream was opened, or has ended."""
-        self._journal = journal
-        self._near = near
-        self._called = called
-        self._guard = threading.Lock()
-        self._streams: dict[tuple[RunId, SiteName], StateStream[NeighbourState]] = {}
-
-    def tell(self, asker: SiteName, run: RunId, plan_id: str) -> StateStream[NeighbourState]:
-        """How this plan of a run is doing here; an empty `plan_id` asks about whatever plan there
-        is.
-        """
-
-        def look() -> tuple[RunState, NeighbourState]:
-            record = self._journal.run(run)
-            record.check_asked(plan_id)  # each time: the plan may have been exchanged
-            return record.state, state_for(record, asker, self._near(run))
-
-        record = self._journal.run(run)
-        record.check_asked(plan_id)
-        if asker not in {neighbour.site for neighbour in record.slice.neighbours}:
-            raise ConsentError(
-                "E-CONSENT-EDGE", f"site {asker} is no neighbour of this site in run {run}"
-            )
-        self._called(run, plan_id, asker, stands=True)
-        stream = StateStream(
-            self._journal, look, lambda: self._called(run, plan_id, asker, stands=False)
-        )
-        with self._guard:
-            older, self._streams[run, asker] = self._streams.get((run, asker)), stream
-        if older is not None:
-            older.close()  # it called again: nobody listens to the older one
-        return stream
-
-    def forget(self, run: RunId) -> None:
-        """A run is over, or forgotten: its streams end by themselves."""
-        with self._guard:
-            for key in [key for key in self._streams if key[0] == run]:
-                del self._streams[key]

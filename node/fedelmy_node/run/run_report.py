@@ -19,6 +19,7 @@ from fedelmy_node.domain.events import AHEAD, EventKind, StepState
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.plan_steps import Step, StepKind
 from fedelmy_node.domain.reports import Absent, EdgeReport, ResultModel, RunReport, StepReport
+from fedelmy_node.run.inputs import origin_of
 from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store.durable_files import check_intact
 from fedelmy_node.store.journal import Journal
@@ -97,7 +98,7 @@ def _origin(record: RunRecord) -> Origin:
     origin = Origin()
     for step in record.slice.ordered:
         if step.kind != StepKind.EVALUATE and record.steps[step.id].state == StepState.DONE:
-            origin = record.origin(step)
+            origin = origin_of(record, step)
     for edge in record.slice.edges_out:
         origin = origin.joined(Origin(skipped=record.edges[edge.id].origin.skipped))
     return origin

@@ -10,6 +10,7 @@ from fedelmy_node.device.device_queue import Assignment
 from fedelmy_node.domain.events import StepState
 from fedelmy_node.domain.names import RunId, StepId
 from fedelmy_node.domain.plan_steps import Edge, Step, StepKind
+from fedelmy_node.run.inputs import provided_by, provided_needs
 from fedelmy_node.store.durable_files import remove_tree
 from fedelmy_node.store.records import RunRecord
 from fedelmy_node.store.state_directory import Layout
@@ -52,16 +53,8 @@ class Workspace:
         """What a step is given, in the order of its needs; a need that was met by nothing gives
         nothing.
         """
-        return tuple(self._input(record, step, need) for need in self.needs(record, step))
-
-    def needs(self, record: RunRecord, step: Step) -> tuple[StepId, ...]:
-        """The needs of a step that were not met by nothing: one for each of its inputs."""
-        return tuple(
-            need
-            for need in step.needs
-            if record.given_by(step.id, need) is not None
-            or isinstance(record.way(step.id, need), Edge)
-        )
+        needs = provided_needs(record, step)
+        return tuple(self._input(record, step, need) for need in needs)
 
     def received(self, run: RunId, edge: Edge) -> Path:
         """The bundle that was received on an edge."""
@@ -137,10 +130,10 @@ class Workspace:
         remove_tree(self._layout.checkpoints(run, step))
 
     def _input(self, record: RunRecord, step: Step, need: StepId) -> Input:
-        source, way = record.given_by(step.id, need), record.way(step.id, need)
+        source, route = provided_by(record, step.id, need), record.route_used(step.id, need)
         if source is not None:
             return Input(
                 self.bundle(record, record.slice.step(source)), record.steps[source].sha256
             )
-        assert isinstance(way, Edge), "a need that was met by nothing gives no input"
-        return Input(self.received(record.slice.run, way), record.edges[way.id].sha256)
+        assert isinstance(route, Edge), "a need that was met by nothing gives no input"
+        return Input(self.received(record.slice.run, route), record.edges[route.id].sha256)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _LINE_LIMIT: Final = 1000
 
 
-class Telling:
+class EventBus:
     """The event bus: called with each event after its commit, from the committing thread."""
 
     def __init__(self) -> None:
@@ -112,12 +112,13 @@ class StateStream(Stream, Generic[T]):
         self._look, self._ended = look, ended
 
     def __iter__(self) -> Iterator[T]:
-        last: T | None = None
+        last: tuple[int, T] | None = None
         version: int | None = 0
         while (version := self._journal.next_version(self, version)) is not None:
+            repeats = self._journal.repeats
             state, current = self._look()
-            if current != last:
-                last = current
+            if (repeats, current) != last:
+                last = repeats, current
                 yield current
             if state.is_over:
                 return

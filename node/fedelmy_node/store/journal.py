@@ -12,22 +12,20 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fedelmy_node.config.decode import canonical_json
-from fedelmy_node.domain.artifact import Origin
 from fedelmy_node.domain.errors import FedelmyError, PeerError, RunError
 from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
-from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
-from fedelmy_node.domain.plan_steps import Edge, Shortcut
-from fedelmy_node.domain.reports import RunSummary, Signed
-from fedelmy_node.store.event_bus import EventStream, Stream, Telling
+from fedelmy_node.domain.names import RunId, SiteName, StepId
+from fedelmy_node.domain.reports import RunSummary
+from fedelmy_node.store.changes import CancelKept, Change, EdgeChange, NewEvent, StepChange, present
+from fedelmy_node.store.event_bus import EventBus, EventStream, Stream
 from fedelmy_node.store.integrity import mark_open, refuse_damaged, unmark
 from fedelmy_node.store.records import Prepared, RunRecord
-from fedelmy_node.store.row_digests import verified
 from fedelmy_node.store.run_loader import Loader, Verify, nobody
 from fedelmy_node.store.schema import open_database, store_error
 
@@ -41,6 +39,7 @@ _PROGRESS: Final = (
     EventKind.UNREACHABLE,
     EventKind.REACHABLE,
 )
+T = TypeVar("T")
 
 
 class Journal:
@@ -52,11 +51,12 @@ class Journal:
         """
         self._site = site
         self._loader = Loader(site, verify)
-        self.telling: Final = Telling()
+        self.bus: Final = EventBus()
         self._lock = threading.RLock()
         self._grown = threading.Condition(self._lock)
         self._ended = False
         self._version = 1
+        self._repeats = 0
         self._changes: list[Event] = []
         self._path = None if path == ":memory:" else Path(path)
         if self._path is not None:
@@ -133,6 +133,9 @@ class Journal:
 
     def run(self, run: RunId) -> RunRecord:
         """Everything about a run; E-RUN-UNKNOWN if this node has never accepted it."""
+        return self._load(run)
+
+    def _load(self, run: RunId) -> RunRecord:
         with self._reading():
             record = self._loader.run(self._db, run)
         if record is None:
@@ -159,35 +162,6 @@ class Journal:
             )
         return found[0].state if found else RunState.EXPIRED
 
-    def set_run(self, run: RunId, state: RunState, *, code: str = "", message: str = "") -> None:
-        with self._change():
-            self._set_run(run, state, code, message)
-
-    def end_run(self, run: RunId, state: RunState, *, code: str = "", message: str = "") -> None:
-        """The run is over here, and so is every step of it that was not done or left out."""
-        unfinished = "run = ? AND state NOT IN ('done', 'skipped')"
-        with self._change():
-            rows = self._db.execute(f"SELECT step FROM steps WHERE {unfinished}", (run,))  # noqa: S608
-            for row in rows.fetchall():
-                self._event(run, row["step"], EventKind.STEP, {"state": StepState.CANCELLED})
-            self._db.execute(f"UPDATE steps SET state = 'cancelled' WHERE {unfinished}", (run,))  # noqa: S608
-            self._set_run(run, state, code, message)
-
-    def _set_run(self, run: RunId, state: RunState, code: str, message: str) -> None:
-        self._db.execute(
-            "UPDATE runs SET state = ?, code = ?, message = ?, changed_at = ? WHERE run = ?",
-            (state.value, code, message, time.time(), run),
-        )
-        self._event(run, None, EventKind.RUN, _present(state=state, code=code, message=message))
-
-    def keep_cancel(self, run: RunId, cancel: Signed) -> None:
-        """Keep the operator's word, so that neighbours can be told whenever they ask."""
-        with self._change():
-            self._db.execute(
-                "UPDATE runs SET cancel = ?, cancel_signature = ?, cancel_certificate = ? WHERE run = ?",
-                (cancel.payload, cancel.signature, cancel.certificate, run),
-            )
-
     def remove_run(self, run: RunId) -> None:
         """Forget a run and everything about it."""
         with self._change():
@@ -195,165 +169,72 @@ class Journal:
                 self._db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - names of ours
             self._loader.forget(run)
 
-    # --- steps and edges
-    # --------------------------------------------------------------------------------
+    # --- changes
+    # ----------------------------------------------------------------------------------------
 
-    def set_step(
-        self, run: RunId, step: StepId, state: StepState, *, code: str = "", message: str = ""
-    ) -> None:
-        """A step changed its state; a step that is done has `finish_step`."""
-        now = time.time()
-        with self._change():
-            self._db.execute(
-                "UPDATE steps SET state = ?1,"
-                " started_at = CASE ?1 WHEN 'running' THEN ?2 ELSE started_at END,"
-                " ended_at = CASE ?1 WHEN 'failed' THEN ?2 ELSE ended_at END WHERE run = ?3 AND step = ?4",
-                (state.value, now, run, step),
-            )
-            self._event(
-                run, step, EventKind.STEP, _present(state=state, code=code, message=message)
-            )
+    def update(self, run: RunId, decide: Callable[[RunRecord], tuple[Iterable[Change], T]]) -> T:
+        """Load a run, decide, and commit the changes in one transaction; return the rest.
 
-    def leave_out(
-        self, run: RunId, steps: Iterable[StepId], edges: Iterable[EdgeId], why: str
-    ) -> None:
-        """The others went on without these steps, so nothing has to come to them any more."""
-        with self._change():
-            for step in steps:
-                self._db.execute(
-                    "UPDATE steps SET state = 'skipped' WHERE run = ? AND step = ?", (run, step)
-                )
-                self._event(run, step, EventKind.STEP, {"state": StepState.SKIPPED, "message": why})
-            self._set_edges(run, edges, EdgeState.CLOSED)
-
-    def finish_step(
-        self, run: RunId, step: StepId, sha256: str, size: int, result: Mapping[str, Any]
-    ) -> None:
-        """A step is done: its bundle (if it has one) is on disk under its final name."""
-        with self._change():
-            self._db.execute(
-                "UPDATE steps SET state = 'done', sha256 = ?, bytes = ?, result = ?, ended_at = ?"
-                " WHERE run = ? AND step = ?",
-                (sha256, size, canonical_json(result), time.time(), run, step),
-            )
-            data = {
-                "state": StepState.DONE,
-                **_present(sha256=sha256, bytes=size),
-                "result": dict(result),
-            }
-            self._event(run, step, EventKind.STEP, data)
-
-    def move_edge(self, run: RunId, edge: EdgeId) -> None:
-        """Blocks are on their way; an edge that is done or closed stays so."""
-        with self._change():
-            self._db.execute(
-                "UPDATE edges SET state = 'moving' WHERE run = ? AND edge = ? AND state = 'waiting'",
-                (run, edge),
-            )
-
-    def skip(
-        self, run: RunId, edge: Edge, state: EdgeState, origin: Origin, data: Mapping[str, Any]
-    ) -> None:
-        """Sites are left out: an edge around them is used from now on, or one that leads to them is
-        given up.
+        Nothing else can change the run in between. E-RUN-UNKNOWN if the run is not there.
         """
-        with self._change():
+        with self._lock:
+            changes, rest = decide(self._load(run))
+            committed = list(changes)
+            if committed:
+                with self._transaction():
+                    for change in committed:
+                        self._apply(run, change)
+            events = self._take_events()
+        self._publish(events)
+        return rest
+
+    def _apply(self, run: RunId, change: Change) -> None:
+        if isinstance(change, NewEvent):
+            self._event(run, change.step, change.kind, change.data)
+        elif isinstance(change, StepChange):
+            step = change.record
             self._db.execute(
-                "UPDATE edges SET state = ?, origin = ? WHERE run = ? AND edge = ?",
-                (state.value, canonical_json(origin), run, edge.id),
+                "UPDATE steps SET state = ?, sha256 = ?, bytes = ?, result = ?, started_at = ?,"
+                " ended_at = ? WHERE run = ? AND step = ?",
+                (
+                    step.state.value,
+                    step.sha256,
+                    step.size,
+                    canonical_json(step.result),
+                    step.started_at,
+                    step.ended_at,
+                    run,
+                    change.step,
+                ),
             )
-            self._event(run, edge.source, EventKind.AROUND, {"edge": edge.id, **data})
-
-    def finish_edge(
-        self, run: RunId, step: StepId, edge: EdgeId, data: Mapping[str, Any], *, settled: bool
-    ) -> None:
-        """A bundle was received at the other end: `data` has its sha256 and bytes. The same again
-        changes nothing.
-        """
-        with self._change():
-            known = self._edge(run, edge)
-            settled = settled or known["state"] == EdgeState.SETTLED
-            self._met(
-                run, edge, EdgeState.SETTLED if settled else EdgeState.DONE, data, known["origin"]
+        elif isinstance(change, EdgeChange):
+            edge = change.record
+            self._db.execute(
+                "UPDATE edges SET state = ?, sha256 = ?, bytes = ?, origin = ?"
+                " WHERE run = ? AND edge = ?",
+                (
+                    edge.state.value,
+                    edge.sha256,
+                    edge.size,
+                    canonical_json(edge.origin),
+                    run,
+                    change.edge,
+                ),
             )
-            if not known[
-                "sha256"
-            ]:  # one that was repeated, because the receiver had lost it, is no news
-                self._event(run, step, EventKind.SENT, {"edge": edge, **data})
-
-    def meet_need(
-        self,
-        run: RunId,
-        way: Edge | Shortcut,
-        rivals: Iterable[EdgeId],
-        origin: Origin,
-        data: Mapping[str, Any],
-        *,
-        plan_id: str | None = None,
-    ) -> bool:
-        """A need of a step here is met on this way, and every other way is closed. False if another
-        way was first.
-        """
-        others = list(rivals)
-        with self._change():
-            if (
-                plan_id is not None
-            ):  # it comes from outside, and the plan may have been exchanged meanwhile
-                Journal.run(self, run).check_takes(plan_id)
-            if any(self._edge(run, other)["state"] == EdgeState.DONE for other in others):
-                return False
-            if self._edge(run, way.id)["state"] != EdgeState.DONE:
-                self._met(run, way.id, EdgeState.DONE, data, canonical_json(origin))
-                self._set_edges(run, others, EdgeState.CLOSED)
-                kind = EventKind.RECEIVED if isinstance(way, Edge) else EventKind.AROUND
-                self._event(run, way.target, kind, {"edge": way.id, **data})
-        return True
-
-    def _edge(self, run: RunId, edge: EdgeId) -> sqlite3.Row:
-        question = "SELECT * FROM edges WHERE run = ? AND edge = ?"
-        found = verified("edges", self._db.execute(question, (run, edge)))
-        if not found:
-            raise RunError("E-RUN-UNKNOWN", f"site {self._site} has forgotten run {run!r}")
-        return found[0]
-
-    def _met(
-        self, run: RunId, edge: EdgeId, state: EdgeState, data: Mapping[str, Any], origin: bytes
-    ) -> None:
-        self._db.execute(
-            "UPDATE edges SET state = ?, sha256 = ?, bytes = ?, origin = ? WHERE run = ? AND edge = ?",
-            (state.value, data.get("sha256", ""), data.get("bytes", 0), origin, run, edge),
-        )
-
-    def set_edges(self, run: RunId, edges: Iterable[EdgeId], state: EdgeState) -> None:
-        """Edges that are settled or closed, or that have to be sent again."""
-        with self._change():
-            self._set_edges(run, edges, state)
-
-    def reopen(
-        self,
-        run: RunId,
-        about: StepId,
-        edges: Iterable[EdgeId],
-        steps: Iterable[StepId],
-        data: Mapping[str, Any],
-    ) -> None:
-        """A bundle is damaged: what has to be received or made again waits again, all of it at
-        once.
-        """
-        with self._change():
-            self._event(run, about, EventKind.WARNING, data)
-            self._set_edges(run, edges, EdgeState.WAITING)
-            for step in steps:
-                self._db.execute(
-                    "UPDATE steps SET state = 'waiting' WHERE run = ? AND step = ?", (run, step)
-                )
-                self._event(run, step, EventKind.STEP, {"state": StepState.WAITING})
-
-    def _set_edges(self, run: RunId, edges: Iterable[EdgeId], state: EdgeState) -> None:
-        rows = [(state.value, run, edge) for edge in edges]
-        # A bundle may have been acknowledged a moment ago, on another thread.
-        unless = " AND state NOT IN ('done', 'settled')" if state == EdgeState.CLOSED else ""
-        self._db.executemany(f"UPDATE edges SET state = ? WHERE run = ? AND edge = ?{unless}", rows)  # noqa: S608
+        elif isinstance(change, CancelKept):
+            cancel = change.cancel
+            self._db.execute(
+                "UPDATE runs SET cancel = ?, cancel_signature = ?, cancel_certificate = ?"
+                " WHERE run = ?",
+                (cancel.payload, cancel.signature, cancel.certificate, run),
+            )
+        else:
+            self._db.execute(
+                "UPDATE runs SET state = ?, code = ?, message = ?, changed_at = ? WHERE run = ?",
+                (change.state.value, change.code, change.message, time.time(), run),
+            )
+            data = present(state=change.state, code=change.code, message=change.message)
+            self._event(run, None, EventKind.RUN, data)
 
     # --- events
     # -----------------------------------------------------------------------------------------
@@ -393,11 +274,20 @@ class Journal:
                 self._grown.wait()
         return None
 
-    def wake(self) -> None:
-        """Have every stream look again, though nothing was committed."""
+    def wake(self, *, repeat: bool = False) -> None:
+        """Have every stream look again, though nothing was committed.
+
+        With `repeat`, streams of states report even a state that is the same as before.
+        """
         with self._lock:
             self._version += 1
+            self._repeats += repeat
             self._grown.notify_all()
+
+    @property
+    def repeats(self) -> int:
+        """How often every state was to be reported again."""
+        return self._repeats
 
     # --- inside
     # -----------------------------------------------------------------------------------------
@@ -418,21 +308,35 @@ class Journal:
     @contextmanager
     def _change(self) -> Iterator[None]:
         with self._lock:
-            self._changes = []
-            try:
-                self._db.execute("BEGIN IMMEDIATE")
+            with self._transaction():
                 yield
-                self._db.execute("COMMIT")
-            except BaseException as error:
-                with suppress(sqlite3.Error):  # SQLite may have done so itself
-                    self._db.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
-                    raise self._error(error, "written") from error
-                raise
-            self.wake()
-            told, self._changes = self._changes, []
-        for event in told:
-            self.telling(event)
+            events = self._take_events()
+        self._publish(events)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._changes = []
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            self._changes = []
+            with suppress(sqlite3.Error):  # SQLite may have done so itself
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise self._error(error, "written") from error
+            raise
+        self.wake()
+
+    def _take_events(self) -> list[Event]:
+        events, self._changes = self._changes, []
+        return events
+
+    def _publish(self, events: Iterable[Event]) -> None:
+        """Without the lock: subscribers may take their time."""
+        for event in events:
+            self.bus(event)
 
     def _event(
         self, run: RunId, step: StepId | None, kind: EventKind, data: Mapping[str, Any]
@@ -465,7 +369,3 @@ class Journal:
             f" WHERE run = ?1 AND kind IN ({kinds}) ORDER BY seq DESC LIMIT 1 OFFSET {_KEPT_PROGRESS})",
             (run,),
         )
-
-
-def _present(**data: Any) -> dict[str, Any]:
-    return {key: value for key, value in data.items() if value not in ("", None, 0)}

@@ -19,6 +19,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -136,6 +137,7 @@ class Team:
         """`failed` is called on a thread with a process's error, or None if it just exited."""
         self._failed = failed
         self._members: list[subprocess.Popen[bytes]] = []
+        self._watchers: list[threading.Thread] = []
         rendezvous_file(job).unlink(missing_ok=True)
         for number in range(1, job.processes):
             self._start(number, about)
@@ -144,6 +146,12 @@ class Team:
     def go(self, inputs: Sequence[Input]) -> None:
         """Send the inputs."""
         self._send({"go": {"inputs": encode(inputs)}})
+
+    def await_loss(self, seconds: float) -> None:
+        """Give the watchers time to report that a process has exited."""
+        deadline = time.monotonic() + seconds
+        for watcher in self._watchers:
+            watcher.join(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Kill the processes."""
@@ -164,7 +172,10 @@ class Team:
             os.close(writing)
         self._members.append(member)
         events, name = os.fdopen(reading, "rb"), f"process-{number}"
-        threading.Thread(target=self._watch, args=(events,), name=name, daemon=True).start()
+        self._watchers.append(
+            threading.Thread(target=self._watch, args=(events,), name=name, daemon=True)
+        )
+        self._watchers[-1].start()
 
     def _send(self, message: Mapping[str, Any]) -> None:
         for member in self._members:

@@ -41,6 +41,7 @@ EXIT_ORPHANED: Final = 3
 EXIT_TEAM: Final = 4
 EXIT_TERMINATED: Final = 128 + signal.SIGTERM
 _COMMON_END_SECONDS: Final = 5.0
+_TRACEBACK_CHARACTERS: Final = 4000
 
 
 class DaemonPipe:
@@ -113,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - process boundary; the step's log has the traceback
         traceback.print_exc()
         reason = f"the trainer failed: {type(error).__name__}"
-        return _fail(pipe, TrainingError("E-TRAINING-CRASH", reason, private=str(error)))
+        private = traceback.format_exc()[-_TRACEBACK_CHARACTERS:]  # for details.log
+        return _fail(pipe, TrainingError("E-TRAINING-CRASH", reason, private=private))
     return 0
 
 
@@ -146,7 +148,12 @@ def _do(pipe: DaemonPipe, stop: StopSignal, rank: int = 0, about: str = "") -> N
 
     if team is not None:
         team.go(inputs)
-    outcome = run(loaded, inputs, emit, stop)
+    try:
+        outcome = run(loaded, inputs, emit, stop)
+    except RuntimeError:
+        if team is not None:
+            team.await_loss(_COMMON_END_SECONDS)  # if another process is gone, that is the cause
+        raise
     pipe.send({"done": outcome}, last=True)
     if team is not None:
         team.close()

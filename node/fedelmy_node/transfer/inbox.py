@@ -7,10 +7,12 @@ this site knows its own steps: an offer that contradicts either is refused befor
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from fedelmy_node.bundle.format import longest_header, tensor_bytes
 from fedelmy_node.bundle.verification import check_manifest
@@ -20,6 +22,7 @@ from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId, site_of
 from fedelmy_node.domain.plan_steps import MAX_STEPS, Edge, StepKind, kind_of
 from fedelmy_node.store.audit_log import Act, Record, silent
+from fedelmy_node.store.changes import Change, Draft
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared, RunRecord
 from fedelmy_node.store.state_directory import SPARE_BYTES, Layout
@@ -128,7 +131,7 @@ class Inbox:
             check_origin(record, edge, offer.origin)
             receiver = self._take_over(edge, offer, record.prepared)
         first = receiver.begin()  # without the lock: after a restart, it reads the partial file
-        self._journal.move_edge(offer.run, edge.id)
+        self._journal.update(offer.run, lambda known: (_started(known, edge, offer), None))
         return first
 
     def _take_over(self, edge: Edge, offer: Offer, prepared: Prepared) -> Receiver:
@@ -172,16 +175,12 @@ class Inbox:
         """Store and journal a verified bundle, unless another route has met the need meanwhile."""
         receiver.store()
         edge, offer, run = receiver.edge, receiver.offer, receiver.offer.run
-        routes = self._journal.run(run).slice.ways_to(edge.target, edge.need)
-        rivals = [route.id for route in routes if route.id != edge.id]
         facts: dict[str, str | int] = {"bytes": offer.size, "sha256": offer.sha256}
         facts["carries"] = edge.carries.value
         data = {"peer": edge.sender, **facts, "carries": edge.carries}
         try:
             self._record(Act(act="delivery-received", run=run, edge=edge.id, facts=facts))
-            won = self._journal.meet_need(
-                run, edge, rivals, offer.origin, data, plan_id=offer.plan_id
-            )
+            won = self._journal.update(run, partial(_met, edge=edge, offer=offer, data=data))
         except (RunError, StoreError, TransferError):
             receiver.target.unlink(missing_ok=True)
             raise
@@ -246,6 +245,24 @@ class Inbox:
             raise StoreError("E-STORE-DISK", message)
 
 
+def _started(record: RunRecord, edge: Edge, offer: Offer) -> list[Change]:
+    """The edge's first blocks are expected, unless the plan was replaced meanwhile."""
+    draft = Draft(record, time.time())
+    if record.slice.plan_id == offer.plan_id:
+        draft.start_edge(edge.id)
+    return draft.changes
+
+
+def _met(
+    record: RunRecord, edge: Edge, offer: Offer, data: Mapping[str, Any]
+) -> tuple[list[Change], bool]:
+    """The bundle meets its need, unless another one did; refuse it for another plan."""
+    record.check_takes(offer.plan_id)
+    draft = Draft(record, time.time())
+    won = draft.meet_need(edge, offer.origin, data)
+    return draft.changes, won
+
+
 def _has_to_train(record: RunRecord) -> bool:
     """Whether this site has a train step left: then there can be no result yet."""
     trains = [step.id for step in record.slice.steps if step.kind == StepKind.TRAIN]
@@ -253,7 +270,7 @@ def _has_to_train(record: RunRecord) -> bool:
 
 
 def _unneeded(record: RunRecord, edge: Edge) -> TransferError:
-    route = record.way(edge.target, edge.need)
+    route = record.route_used(edge.target, edge.need)
     how = f"via {route.id}" if route else "without it"
     message = f"{edge.target} continued {how}; site {edge.sender} was skipped"
     return TransferError("E-TRANSFER-UNNEEDED", message)

@@ -23,8 +23,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedelmy_node.cli import group
 from fedelmy_node.config.site_file import Given, SiteConfig, load_site_config
 from fedelmy_node.consent.signed_commands import accepted
+from fedelmy_node.domain.artifact import Offer
 from fedelmy_node.domain.errors import FedelmyError, StoreError
-from fedelmy_node.domain.events import EventKind
+from fedelmy_node.domain.events import EdgeState, EventKind
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.plan_steps import Step, StepKind
 from fedelmy_node.identity.certificates import parse_certificates
@@ -34,6 +35,7 @@ from fedelmy_node.ops.node_info import site_of
 from fedelmy_node.peers.connections import Peers
 from fedelmy_node.peers.tunnel.tunnel_server import TunnelServer
 from fedelmy_node.rpc.server import Endpoint
+from fedelmy_node.run.inputs import origin_of
 from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store.audit_check import entries, verify
 from fedelmy_node.store.audit_log import Act, AuditLog, silent
@@ -46,6 +48,15 @@ from fedelmy_node.training.step import Loaded, load, run
 from fedelmy_node.training.weights import Weights
 from fedelmy_node.transfer.inbox import Inbox
 from fedelmy_node.transfer.outbox import Outbox
+from fedelmy_node.transfer.sender import (
+    Delivered,
+    Refused,
+    Retrying,
+    SenderEvent,
+    Started,
+    Unneeded,
+)
+from tests.support.journal_writes import finish_edge, set_edges, write
 
 __all__ = ["READERS", "Place", "Read", "Reader", "settle"]
 
@@ -236,26 +247,37 @@ def _send(node: _Started) -> str:
     """Until the receipt is journaled, or it can never be given; gives what went wrong meanwhile."""
     posted: queue.Queue[Callable[[], None]] = queue.Queue()
     ended: list[FedelmyError | None] = []
-    outbox = Outbox(
-        node.journal,
-        Peers(node.config, node.site, node.identity),
-        posted.put,
-        advance=lambda _: ended.append(None),
-        refused=lambda run, edge, error: ended.append(error),
-    )
-    record = node.record()
+    record, journal = node.record(), node.journal
+    run = record.slice.run
     edge = next(edge for edge in record.slice.edges_out if edge.carries == StepKind.TRAIN)
-    before = node.journal.last_event(record.slice.run)
-    outbox.send(record, edge, node.workspace.bundle(record, record.slice.step(edge.source)))
+    step = record.slice.step(edge.source)
+
+    def notify(offer: Offer, event: SenderEvent) -> None:
+        if isinstance(event, Started):
+            write(journal, run, lambda draft: draft.start_edge(edge.id))
+        elif isinstance(event, Retrying):
+            journal.record(run, step.id, EventKind.RETRY, {"message": event.error.message})
+        elif isinstance(event, Delivered):
+            receipt = {"sha256": offer.sha256, "bytes": offer.size}
+            finish_edge(journal, run, edge, receipt, settled=False)
+            ended.append(None)
+        elif isinstance(event, Unneeded):
+            set_edges(journal, run, [edge.id], EdgeState.CLOSED)
+            ended.append(None)
+        elif isinstance(event, Refused):
+            ended.append(event.error)
+
+    outbox = Outbox(Peers(node.config, node.site, node.identity), posted.put, notify)
+    before = journal.last_event(run)
+    outbox.send(record, edge, origin_of(record, step), node.workspace.bundle(record, step))
     while not ended:
         posted.get(timeout=_ANSWER_SECONDS)()
-        outbox.hurry(
-            None, edge.receiver
-        )  # whatever it waits for is over: the receiver is in this process
+        # Whatever it waits for is over: the receiver is in this process.
+        outbox.retry(None, edge.receiver)
     outbox.close()
     if ended[0] is not None:
         raise ended[0]
-    events = node.journal.events(record.slice.run, before)
+    events = journal.events(run, before)
     return "; ".join(
         str(event.data["message"]) for event in events if event.kind == EventKind.RETRY
     )

@@ -36,8 +36,8 @@ _SPENT: Final = (
 )
 _SKIPPED_FILES: Final = "E-DATA-UNREADABLE"
 _SKIPPED_FILES_ADVICE: Final = (
-    "The site skips these files, as its site.toml says. To train with them, repair them"
-    " (details.log at the site names them)."
+    "The site skips these files, as its site.toml says. `fedelmy-node doctor` at the site names them;"
+    " repair them to train with them."
 )
 
 

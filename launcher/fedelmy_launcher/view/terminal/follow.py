@@ -178,7 +178,10 @@ def _judge(progress: RunProgress, site: SiteName) -> None:
         raise RunError("E-RUN-EXPIRED", f"run {run} has expired at {site}: {reason}")
     if ended.state != RunState.DONE:
         message = f"run {run} failed at {site}: {ended.problem or ended.state}"
-        hint = f"Fix the cause at {site}, then continue with --run {run}."
+        hint = (
+            f"`fedelmy-node runs show {run}` at {site} shows the cause, as details.log does there."
+            f" Fix it, then continue with --run {run}."
+        )
         raise RunError("E-RUN-FAILED", message, hint=hint)
 
 

@@ -102,7 +102,7 @@ def pace_of(site: SiteProgress) -> dict[str, Any]:
 
 def pace_text(site: SiteProgress) -> str:
     """The same as text; empty before the first epoch."""
-    if not site.epoch:
+    if not site.epoch and not site.member:
         return ""
     who = f"pool member {site.member}/{site.members}" if site.member else "warm-up"
     parts = [who, f"epoch {site.epoch}/{site.epochs}"]

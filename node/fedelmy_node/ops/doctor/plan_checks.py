@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from fedelmy_node.config.site_file import SiteConfig
 from fedelmy_node.consent.rules import efforts, refuse_bundle
-from fedelmy_node.domain.errors import FedelmyError
+from fedelmy_node.domain.errors import FedelmyError, TrainingError
 from fedelmy_node.domain.names import PeerAddress
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Finding
@@ -25,6 +26,8 @@ from fedelmy_node.peers.connections import Peers
 from fedelmy_node.store.disk_budget import check_room
 from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,7 +54,14 @@ class PlanExamination:
         yield from self._neighbours()
         yield from self._work()
         if self.refusal is not None:
+            self._log(self.refusal)
             yield Finding.of(self.refusal, "plan", "refusal")
+
+    def _log(self, refusal: FedelmyError) -> None:
+        """Write the private part to details.log, where the advice says it is."""
+        if refusal.private and not isinstance(refusal, TrainingError):  # those are logged already
+            about = {"run": self.plan.run, "private": refusal.private}
+            logger.warning("would refuse the plan: %s", refusal, extra=about)
 
     def _refuse(self, error: FedelmyError) -> None:
         self.refusal = self.refusal or error

@@ -127,7 +127,7 @@ def make_registry(site: SiteName, journal: Journal, sources: Sources) -> Collect
         counters.take(event)
         run_gauges.take(event)
 
-    journal.telling.subscribe(take)
+    journal.bus.subscribe(take)
     return registry
 
 

@@ -134,7 +134,8 @@ def expand_directories(paths: Sequence[Path]) -> list[Path]:
         with map_read_errors(path):
             files = sorted(file for file in path.iterdir() if _is_image(file.name))
         if not files:
-            hint = f"Image files end in {', '.join(sorted(SUFFIXES))}."
+            suffixes = ", ".join(sorted(SUFFIXES))
+            hint = f"Image files end in {suffixes}; folders in a directory are not searched."
             raise DataError("E-DATA-EMPTY", f"{path} contains no image files", hint=hint)
         found += files
     return found

@@ -156,7 +156,7 @@ def _pixels(image: Picture) -> tuple[NDArray[Any], str]:
     else:
         values, wanted = np.asarray(image), "an array (H, W) or (H, W, C)"
     if values.ndim not in (2, 3) or 0 in values.shape or values.shape[2:] > (4,):
-        message, hint = f"no image has the shape {tuple(image.shape)}", f"Pass {wanted}."
+        message, hint = f"no image has the shape {np.shape(image)}", f"Pass {wanted}."
         raise DataError("E-DATA-FORMAT", message, hint=hint)
     return values, "the image"
 
@@ -170,7 +170,8 @@ def _file_pixels(path: Path) -> NDArray[Any]:
         kinds = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
         hint = f"Use an intact image file ({kinds}); convert other formats, such as DICOM, first."
         message = f"{path} cannot be read as an image"
-        raise DataError(error.code, message, hint=hint, private=error.private) from error
+        private = error.private.removeprefix(str(path)).removeprefix(": ")  # named already
+        raise DataError(error.code, message, hint=hint, private=private) from error
 
 
 def _recipe(found: ResultModel) -> Recipe:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedelmy_launcher.control.sites import _plan_id
+from fedelmy_launcher.control.sites import Refusal, _plan_id, refused
+from fedelmy_node.domain.errors import DataError
 from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.names import SiteName
 from tests.support.federations import make_plan
 from tests.support.run_reports import make_report
 
@@ -57,3 +59,21 @@ def test_the_plan_that_a_run_goes_on_with(
     ]
     found = _plan_id(reports)
     assert found == kept if kept is not None else found not in (OLD, OTHER, "")
+
+
+def refusal(site: str, message: str) -> Refusal:
+    return Refusal(SiteName(site), DataError("E-DATA-EMPTY", message))
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("a: no images", "a: no images"),
+        ("site a has no images", "site a has no images"),
+        ("a-2 has no banana", "a: a-2 has no banana"),  # these contain the name, but are not it
+    ],
+)
+def test_a_refusal_names_its_site_once(message: str, shown: str) -> None:
+    assert refused([refusal("a", message)]).message == shown
+    both = refused([refusal("a", message), refusal("b", "b: no labels")]).message
+    assert "  b: E-DATA-EMPTY: no labels\n" in both and "b: E-DATA-EMPTY: b:" not in both

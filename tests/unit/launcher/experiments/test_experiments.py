@@ -10,11 +10,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from fedelmy_launcher.experiments import experiments, find_experiment
+from fedelmy_launcher.experiments.cell_metrics import Measures
 from fedelmy_launcher.experiments.cells import Prepared, prepare_cell
 from fedelmy_launcher.experiments.datasets import NoDataError, datasets, given_data, parse_given
 from fedelmy_launcher.experiments.display import Pace
@@ -35,6 +37,7 @@ from fedelmy_launcher.experiments.results import FILE, known_results, open_resul
 from fedelmy_launcher.experiments.session import NOT_INSTALLED, Session, Work
 from fedelmy_launcher.experiments.summary import ExperimentOutcome, Statistic
 from fedelmy_launcher.experiments.worker_pool import Finished, WorkerPool
+from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_node.config.decode import decode
 from fedelmy_node.domain.errors import ConfigError, StoreError
 from fedelmy_node.domain.names import StepId
@@ -329,10 +332,30 @@ def test_an_experiment_without_any_data_is_an_error(tmp_path: Path) -> None:
         return Session.of(outcome, cells_of(experiment, {}), lambda cell: prepare_cell(cell, {}))
 
     shift = GRID["columns"][2]
-    session(GRID["columns"][0], shift).check_data()  # some cells can be computed
+    session(GRID["columns"][0], shift).check_work()  # some cells can be computed
     with pytest.raises(NoDataError, match="no cell has data") as caught:
-        session(shift).check_data()
+        session(shift).check_work()
     assert "--data pacs=" in caught.value.hint
+
+
+def test_an_experiment_without_any_installed_strategy_is_an_error() -> None:
+    experiment = grid(rows=GRID["rows"][2:], columns=GRID["columns"][:1])
+    outcome = ExperimentOutcome("digits", "full", experiment, "")
+    session = Session.of(outcome, cells_of(experiment, {}), lambda cell: prepare_cell(cell, {}))
+    with pytest.raises(ConfigError, match="not installed") as caught:
+        session.check_work()
+    assert caught.value.code == "E-CONFIG-STRATEGY"
+
+
+def test_balanced_accuracy_needs_two_classes_with_samples() -> None:
+    def balanced(**rows: tuple[int, int]) -> float | None:
+        classes = {name: {"tp": tp, "fn": fn} for name, (tp, fn) in rows.items()}
+        site = SimpleNamespace(evaluation={"classes": classes})
+        progress = cast(RunProgress, SimpleNamespace(steps=(), sites={"north": site}))
+        return Measures(progress)._balanced()
+
+    assert balanced(cat=(3, 1), dog=(1, 3)) == 0.5
+    assert balanced(cat=(4, 0), dog=(0, 0)) is None
 
 
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])

@@ -154,7 +154,7 @@ def test_the_file_has_a_table_for_the_topology(tmp_path: Path) -> None:
 
 def test_an_input_of_a_merge_can_be_left_out_but_never_all() -> None:
     plan = plan_of("mesh", skip="abc", rounds=2)
-    spared = [way for way in plan.ways if isinstance(way, Shortcut) and way.target == "merge.2@a"]
+    spared = [way for way in plan.routes if isinstance(way, Shortcut) and way.target == "merge.2@a"]
     assert {way.need: way.skips for way in spared} == {
         f"train.2@{s}": (f"train.2@{s}",) for s in "bc"
     }
@@ -164,10 +164,12 @@ def test_an_input_of_a_merge_can_be_left_out_but_never_all() -> None:
 def test_along_a_group_it_is_walked_back() -> None:
     plan = plan_of("superclients", "abcd", groups=[["a"], ["b", "c", "d"]], skip="cd")
     into = [
-        way.source for way in plan.ways if way.target == "merge.3@a" and way.need == "train.3@d"
+        way.source for way in plan.routes if way.target == "merge.3@a" and way.need == "train.3@d"
     ]
     assert into == ["train.3@d", "train.2@c", "train.1@b"]
-    own = [way.source for way in plan.ways if way.target == "merge.3@b" and way.need == "train.3@d"]
+    own = [
+        way.source for way in plan.routes if way.target == "merge.3@b" and way.need == "train.3@d"
+    ]
     assert own == ["train.3@d", "train.2@c", "train.1@b"], (
         "the head's own output, if its whole group is gone"
     )

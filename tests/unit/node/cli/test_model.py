@@ -81,21 +81,49 @@ def test_a_directory_without_images_is_refused(invoke: Any, tmp_path: Path) -> N
 
 def test_advice_on_an_unreadable_file_fits_prediction(invoke: Any, tmp_path: Path) -> None:
     (tmp_path / "x.dcm").write_bytes(b"no image")
-    table = tmp_path / "out.csv"
-    result = invoke("predict", save(tmp_path / "a.png", 9), tmp_path / "x.dcm", "--csv", table)
-    error = error_of(result, "E-DATA-UNREADABLE")
+    error = error_of(invoke("predict", tmp_path / "x.dcm"), "E-DATA-UNREADABLE")
     assert "x.dcm" in error.message and "DICOM" in error.hint and "site.toml" not in error.hint
-    assert not table.exists()
+    assert error.whole.count("x.dcm") == 1
 
 
+@pytest.mark.parametrize("broken", [1, 7])
+def test_unreadable_files_do_not_stop_the_others(invoke: Any, tmp_path: Path, broken: int) -> None:
+    scans, table = tmp_path / "scans", tmp_path / "out.csv"
+    scans.mkdir()
+    good = [str(save(scans / name, 9)) for name in ("a.png", "z.png")]
+    for number in range(broken):
+        (scans / f"broken-{number}.png").write_bytes(b"no image")
+    result = invoke("predict", scans, "--csv", table)
+    error = error_of(result, "E-DATA-UNREADABLE")
+    assert error.exit_code == 3 and "broken-0.png" in error.message
+    assert broken == 1 or ("7 of 9 files" in error.message and "and 2 more" in error.message)
+    assert [line.partition(": ")[0] for line in result.output.splitlines()] == good
+    with table.open(newline="") as file:
+        assert [row["file"] for row in csv.DictReader(file)] == good
+
+
+@pytest.mark.parametrize("args", [("predict", "a.png", "--csv"), ("export", "--out")])
+def test_a_missing_directory_is_noticed_before_any_work(
+    invoke: Any, tmp_path: Path, args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_find", lambda run, state: pytest.fail("work was done"))
+    error = error_of(invoke(*args, tmp_path / "none" / "out"), "E-CONFIG-VALUE")
+    assert "none is not a directory" in error.message and "--state" not in error.hint
+
+
+@pytest.mark.parametrize("bundle", [[], ["--bundle"]])
 @pytest.mark.parametrize("name", ["r.onnx", "r.pt"])
-def test_a_model_is_exported_as_safetensors_only(invoke: Any, tmp_path: Path, name: str) -> None:
-    error = error_of(invoke("export", "--out", tmp_path / name), "E-CONFIG-VALUE")
+def test_a_model_is_exported_as_safetensors_only(
+    invoke: Any, tmp_path: Path, name: str, bundle: list[str]
+) -> None:
+    error = error_of(invoke("export", "--out", tmp_path / name, *bundle), "E-CONFIG-VALUE")
     assert "r.safetensors" in error.hint
     assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("name", ["r", "r.safetensors"])
-def test_a_model_is_exported(invoke: Any, tmp_path: Path, name: str) -> None:
-    assert invoke("export", "--out", tmp_path / name).exit_code == 0
+@pytest.mark.parametrize(
+    ("name", "bundle"), [("r", []), ("r.safetensors", []), ("r.bundle", ["--bundle"])]
+)
+def test_a_model_is_exported(invoke: Any, tmp_path: Path, name: str, bundle: list[str]) -> None:
+    assert invoke("export", "--out", tmp_path / name, *bundle).exit_code == 0
     assert (tmp_path / name).is_file()

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedelmy_node.config.decode import canonical_json, decode, encode, parse_json, read_toml
+from fedelmy_node.config.decode import (
+    canonical_json,
+    decode,
+    encode,
+    parse_json,
+    read_toml,
+    suggestion,
+)
 from fedelmy_node.domain.errors import ConfigError, FedelmyError
 from fedelmy_node.domain.names import at_most
 from fedelmy_node.domain.text import clean, clean_all
@@ -226,3 +233,16 @@ def test_a_string_that_never_ends_takes_no_time() -> None:
 )
 def test_whatever_is_written_is_read_again(value: object) -> None:
     assert parse_json(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("fedelym", "Did you mean 'fedelmy'?"),
+        ("FedELMY", "Did you mean 'fedelmy'?"),
+        ("resnet", "Strategies: fedelmy, FedX."),
+        ("fedx", "Did you mean 'FedX'?"),
+    ],
+)
+def test_a_close_name_is_suggested_whatever_its_case(name: str, advice: str) -> None:
+    assert suggestion(name, ["fedelmy", "FedX"], "Strategies") == advice

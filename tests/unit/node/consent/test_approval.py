@@ -18,7 +18,7 @@ from fedelmy_node.domain.errors import ConsentError, RunError
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.reports import NeighbourState
-from fedelmy_node.run import step_runner
+from fedelmy_node.run import executor
 from fedelmy_node.run.executor import Executor
 from fedelmy_node.run.prepare import _stands
 from fedelmy_node.store.journal import Journal
@@ -27,6 +27,7 @@ from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.transfer.inbox import Inbox
 from fedelmy_node.transfer.sender import _is_final
 from tests.support.federations import make_plan
+from tests.support.journal_writes import set_run
 from tests.unit.node.run.test_executor import RUN, SHA, Bench
 
 
@@ -58,7 +59,7 @@ class NoDevice:
 @pytest.fixture
 def pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
     """Site `a`, the first of a chain, whose run is pending; its neighbours are prepared."""
-    monkeypatch.setattr(step_runner, "Device", NoDevice)
+    monkeypatch.setattr(executor, "Device", NoDevice)
     made: list[Bench] = []
 
     def make(**more: float) -> Bench:
@@ -74,7 +75,7 @@ def pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def device(bench: Bench) -> NoDevice:
-    return bench.executor._steps.device  # type: ignore[return-value]
+    return bench.executor._device  # type: ignore[return-value]
 
 
 def test_nothing_begins_before_the_administrator_agrees(pending: Callable[..., Bench]) -> None:
@@ -196,7 +197,8 @@ def test_a_restart_keeps_it(pending: Callable[..., Bench]) -> None:
     made = pending()
     made.executor.close()
     config = load_site_config(Given(state=made.executor._workspace._layout.root, data="digits"))
-    again = Executor(config, made.executor._workspace, made.journal, made.network, made)  # type: ignore[arg-type]
+    before = made.executor
+    again = Executor(config, before._workspace, made.journal, made.network, before._hooks)
     made.executor = again
     again.open()
     assert again.absent(RUN) == ()
@@ -240,7 +242,7 @@ def test_a_bundle_is_not_taken_and_its_sender_tries_again(tmp_path: Path) -> Non
         if state == RunState.PENDING:
             journal.add_run(prepared, state)
         else:
-            journal.set_run(RUN, state, code=code)
+            set_run(journal, RUN, state, code=code)
         with pytest.raises(ConsentError, match="E-CONSENT-APPROVAL") as caught:
             inbox.begin(SiteName("a"), offer)
         assert not _is_final(caught.value), "the sender keeps trying"

@@ -20,6 +20,7 @@ from fedelmy_node.domain.errors import ConfigError, FedelmyError, PeerError, Run
 from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id, site_name
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.plan_steps import Step, StepKind, in_order
+from fedelmy_node.run.inputs import origin_of
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
 from tests.support.federations import make_federation, make_plan
@@ -251,7 +252,7 @@ def test_whose_work_a_long_row_holds_is_found_without_recursion(tmp_path: Path) 
         report={},
     )
     journal.add_run(prepared)
-    origin = journal.run(plan.run).origin(plan.ordered[-1])
+    origin = origin_of(journal.run(plan.run), plan.ordered[-1])
     journal.close()
     assert len(origin.contributors) == 1000
 

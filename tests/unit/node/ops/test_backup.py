@@ -36,6 +36,7 @@ from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout, StateLock
 from tests.support.federations import make_plan
+from tests.support.journal_writes import end_run, finish_step, meet_need, set_run
 
 SOUTH = SiteName("south")
 RUN = RunId("run-1")
@@ -52,13 +53,13 @@ def begin(journal: Journal, layout: Layout, run: RunId = RUN) -> None:
         {"signature": b"s", "certificate": b"c", "operator": "alice"},
     )
     journal.add_run(Prepared(payload=payload, slice=plan, manifest=manifest, report={}, **signed))  # type: ignore[arg-type]
-    journal.set_run(run, RunState.RUNNING)
+    set_run(journal, run, RunState.RUNNING)
     edge = next(edge for edge in plan.edges_in if edge.target == TRAIN)
     for path in (layout.input(run, edge.id), layout.output(run, TRAIN)):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_durably(path, BUNDLE)
-    journal.meet_need(run, edge, [], Origin(), {"sha256": "ab", "bytes": 7})
-    journal.finish_step(run, TRAIN, "cd", 9, {})
+    meet_need(journal, run, edge, Origin(), {"sha256": "ab", "bytes": 7})
+    finish_step(journal, run, TRAIN, "cd", 9, {})
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_a_site_comes_back_as_it_was_without_what_is_of_no_use(state: Path, tmp_
 def test_what_a_killed_daemon_committed_last_is_in_the_backup(state: Path, tmp_path: Path) -> None:
     """It is in the log beside the database only, and nobody has moved it over."""
     journal = Journal(state / "journal.db", SOUTH)
-    journal.set_run(RUN, RunState.FAILED, code="E-DATA-MISSING")
+    set_run(journal, RUN, RunState.FAILED, code="E-DATA-MISSING")
     killed = tmp_path / "killed"
     shutil.copytree(state, killed)
     journal.close()
@@ -199,7 +200,7 @@ def test_backups_beside_a_busy_daemon_name_no_bundle_that_they_lack(
             run = RunId(f"run-{number}")
             begin(journal, layout, run)
             AuditLog(state).record(Act(act="delivery-received", run=run))
-            journal.end_run(run, RunState.CANCELLED)
+            end_run(journal, run, RunState.CANCELLED)
             remove_tree(layout.run(run))
             journal.remove_run(run)
             number += 1

@@ -26,6 +26,7 @@ from fedelmy_node.ops.doctor.training_checks import (
     training_seconds,
 )
 from fedelmy_node.peers.connections import Peers
+from fedelmy_node.store.details_log import has_details
 from fedelmy_node.store.disk_budget import needed_bytes
 from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
@@ -232,3 +233,29 @@ def test_nobody_is_dialled_whom_the_site_did_not_agree_to(
 
 def no_data() -> Prepared:
     raise DataError("E-DATA-EMPTY", "nothing there")
+
+
+def unreadable() -> Prepared:
+    raise DataError("E-DATA-UNREADABLE", "a file is not an image", private="'cat/smith.png'")
+
+
+def test_a_file_that_an_operators_check_finds_is_named_in_the_private_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The advice to the operator says that details.log names it."""
+    config = load_site_config(Given(state=tmp_path, site="north", data="digits", insecure=True))
+    plan = make_plan("north").slice_for(SiteName("north"))
+    examination = PlanExamination(
+        plan=plan,
+        config=config,
+        layout=Layout(tmp_path),
+        peers=Peers(config, SiteName("north"), None),
+        identity=None,
+        look=unreadable,
+        need=lambda _: 0,
+    )
+    found = {each.subject: each for each in examination.findings()}
+    assert "details.log" in found["plan"].fix
+    (record,) = [each for each in caplog.records if has_details(each)]
+    assert "smith" in record.__dict__["private"] and record.__dict__["run"] == plan.run
+    assert "smith" not in record.getMessage()

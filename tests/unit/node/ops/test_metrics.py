@@ -11,6 +11,7 @@ import pytest
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.ops.metrics.gauges import RunGauges
+from tests.support.journal_writes import end_run, finish_step, set_run, set_step
 from tests.support.scrapes import RUN, SENT, TRAIN, Node
 
 
@@ -57,8 +58,8 @@ def test_the_results_of_a_step_stay_for_a_last_scrape() -> None:
     node = Node()
     node.live()
     result = {"validation_accuracy": 0.8, "received_accuracy": None, "member_accuracies": [0.7]}
-    node.journal.finish_step(RUN, TRAIN, "0" * 64, 10, result)
-    node.journal.set_run(RUN, RunState.DONE)
+    finish_step(node.journal, RUN, TRAIN, "0" * 64, 10, result)
+    set_run(node.journal, RUN, RunState.DONE)
     seen = node.scrape()
     assert seen.value("fedelmy_pool_accuracy_ratio", run=RUN, step=TRAIN) == 0.8
     assert seen.value("fedelmy_received_accuracy_ratio", run=RUN, step=TRAIN) is None
@@ -119,8 +120,8 @@ def test_the_number_of_series_is_bounded() -> None:
 def test_labels_name_no_paths_and_no_classes() -> None:
     node = Node()
     node.live()
-    node.journal.finish_step(
-        RUN, TRAIN, "", 0, {"accuracy": 0.5, "classes": {"pneumonia": {"tp": 1}}}
+    finish_step(
+        node.journal, RUN, TRAIN, "", 0, {"accuracy": 0.5, "classes": {"pneumonia": {"tp": 1}}}
     )
     text = node.scrape().text
     assert "secret" not in text and "pneumonia" not in text
@@ -164,7 +165,7 @@ def test_the_present_is_asked_for_at_the_scrape(tmp_path: Path) -> None:
     assert seen.value("fedelmy_trainers", state="working") == 1
     assert seen.value("fedelmy_calls_under_way", budget="watchers") == 4
     assert (seen.value("process_resident_memory_bytes") or 0) > 1e6
-    node.journal.end_run(RUN, RunState.CANCELLED)
+    end_run(node.journal, RUN, RunState.CANCELLED)
     seen = node.scrape()
     assert seen.value("fedelmy_runs", state="cancelled") == 1
     assert seen.value("fedelmy_steps", state="cancelled") == 0, (
@@ -194,9 +195,9 @@ def test_a_listener_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture)
     def broken(_: Event) -> None:
         raise ValueError("a bug")
 
-    node.journal.telling.subscribe(broken)
-    node.journal.telling.subscribe(heard.append)
-    node.journal.set_step(RUN, TRAIN, StepState.RUNNING)
+    node.journal.bus.subscribe(broken)
+    node.journal.bus.subscribe(heard.append)
+    set_step(node.journal, RUN, TRAIN, StepState.RUNNING)
     assert len(heard) == 1
     assert node.journal.run(RUN).steps[TRAIN].state == StepState.RUNNING
     assert "a listener failed" in caplog.text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +15,20 @@ from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.domain.artifact import Origin
 from fedelmy_node.domain.errors import BundleError, FedelmyError, StoreError
 from fedelmy_node.domain.events import EdgeState, EventKind, StepState
-from fedelmy_node.domain.names import SiteName, StepId
+from fedelmy_node.domain.names import EdgeId, SiteName, StepId
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.run.damaged_bundles import Repairs
+from fedelmy_node.run.actions import Action, DropSteps, RemoveInput
+from fedelmy_node.run.damaged_bundles import check_repeated, repair_inputs, repair_output
+from fedelmy_node.run.executor import Executor, Hooks
+from fedelmy_node.run.memory import Memory
 from fedelmy_node.run.workspace import Workspace
+from fedelmy_node.store.changes import Draft
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared, RunRecord
 from fedelmy_node.store.state_directory import Layout
 from tests.support.federations import make_plan
+from tests.support.journal_writes import finish_step, meet_need, set_edges, set_step, write
+from tests.support.stand_ins import SimPeers
 
 CHAIN = make_plan("a", "b", "c")
 MESH = make_plan("a", "b", "c", topology="mesh")
@@ -48,7 +56,13 @@ class Site:
         )
         self.journal.add_run(prepared)
         self.run = plan.run
-        self.repairs = Repairs(self.journal, Workspace(config, self.layout))
+        self.memory = Memory(plan_id=plan.plan_id)
+        self.actions: list[Action] = []
+        """Of the latest repair."""
+        hooks = Hooks(verify_cancel=_unused, run_ended=_unused, faulted=_unused)
+        workspace = Workspace(config, self.layout)
+        peers: Any = SimPeers()
+        self.executor = Executor(config, workspace, self.journal, peers, hooks)
 
     @property
     def record(self) -> RunRecord:
@@ -56,16 +70,11 @@ class Site:
 
     def done(self, *steps: str, sha256: str = FIRST) -> None:
         for step in steps:
-            self.journal.finish_step(self.run, StepId(step), sha256, 7, {})
+            finish_step(self.journal, self.run, StepId(step), sha256, 7, {})
 
     def received(self, edge: str) -> Path:
         known = next(known for known in self.record.slice.edges_in if known.id == edge)
-        rivals = [
-            way.id for way in self.record.slice.ways_to(known.target, known.need) if way.id != edge
-        ]
-        assert self.journal.meet_need(
-            self.run, known, rivals, Origin(), {"sha256": FIRST, "bytes": 7}
-        )
+        assert meet_need(self.journal, self.run, known, Origin(), {"sha256": FIRST, "bytes": 7})
         path = self.layout.input(self.run, known.id)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"damaged")
@@ -73,16 +82,35 @@ class Site:
 
     def sent(self, edge: str, state: EdgeState = EdgeState.DONE) -> None:
         assert edge in self.record.edges
-        self.journal.set_edges(
-            self.run, [next(known for known in self.record.edges if known == edge)], state
-        )
+        set_edges(self.journal, self.run, [EdgeId(edge)], state)
 
     def states(self, *steps: str) -> list[StepState]:
         return [self.record.steps[StepId(step)].state for step in steps]
 
     def input_fails(self, step: str, error: FedelmyError, *positions: int) -> bool:
         error.inputs = positions
-        return self.repairs.of_inputs(self.run, self.record.slice.step(StepId(step)), error)
+        known = self.record.slice.step(StepId(step))
+        return self._repaired(lambda draft: repair_inputs(draft, self.memory, known, error))
+
+    def output_fails(self, step: str, error: FedelmyError) -> bool:
+        return self._repaired(lambda draft: repair_output(draft, self.memory, StepId(step), error))
+
+    def _repaired(self, repair: Callable[[Draft], list[Action] | None]) -> bool:
+        """Whether the bundle can be replaced; if so, the damaged file is removed."""
+        actions = write(self.journal, self.run, repair)
+        self.actions = actions or []
+        for action in self.actions:
+            if isinstance(action, RemoveInput):
+                self.executor._act(self.record, action)
+        return actions is not None
+
+    def refuses_again(self, step: str, sha256: str) -> StoreError | None:
+        """Why a step that was repeated must not have this result."""
+        return check_repeated(self.record, StepId(step), sha256)
+
+
+def _unused(*_: object) -> Any:
+    raise AssertionError("nothing calls the node")
 
 
 @pytest.fixture
@@ -111,7 +139,7 @@ def test_an_input_is_asked_for_again_three_times(make: Callable[[Plan, str], Sit
     )
     warnings = [event for event in site.journal.events(site.run) if event.kind == EventKind.WARNING]
     assert [event.data["code"] for event in warnings] == ["E-STORE-DAMAGED"] * 3
-    site.repairs.forget(site.run)
+    site.memory.forget_work()
     assert site.input_fails("train.2@b", DAMAGED, 0), "who has seen to it"
 
 
@@ -129,7 +157,7 @@ def test_what_was_passed_on_waits_with_what_it_came_from(make: Callable[[Plan, s
     last = make(CHAIN, "c")
     last.received("train.2@b>train.3@c")
     last.done("train.3@c", "deliver.1@c")
-    assert last.repairs.of_output(last.run, StepId("deliver.1@c"), DAMAGED)
+    assert last.output_fails("deliver.1@c", DAMAGED)
     assert last.states("train.3@c", "deliver.1@c") == [WAITING, WAITING]
     assert last.record.edges[next(iter(last.record.slice.edges_in)).id].state == EdgeState.DONE
     first = make(CHAIN, "b")
@@ -137,9 +165,22 @@ def test_what_was_passed_on_waits_with_what_it_came_from(make: Callable[[Plan, s
     path = first.received(edge)
     (deliver,) = (step.id for step in first.record.slice.steps if step.kind == "deliver")
     first.done(deliver)
-    assert first.repairs.of_output(first.run, deliver, DAMAGED)
+    assert first.output_fails(deliver, DAMAGED)
     assert first.states(deliver) == [WAITING] and not path.exists()
     assert first.record.edges[edge].state == EdgeState.WAITING
+
+
+def test_a_step_that_has_begun_with_a_damaged_bundle_waits_as_well(
+    make: Callable[[Plan, str], Site],
+) -> None:
+    """Its input is removed, so it is not left running without it."""
+    site = make(CHAIN, "b")
+    site.received("deliver.1@c>deliver.2@b")
+    site.done("deliver.2@b")
+    set_step(site.journal, site.run, StepId("evaluate.2@b"), StepState.RUNNING)
+    assert site.output_fails("deliver.2@b", DAMAGED)
+    assert site.states("deliver.2@b", "evaluate.2@b") == [WAITING, WAITING]
+    assert DropSteps([StepId("evaluate.2@b")]) in site.actions
 
 
 @pytest.mark.parametrize(("state", "used"), [(EdgeState.WAITING, False), (EdgeState.DONE, True)])
@@ -149,19 +190,18 @@ def test_a_result_that_another_site_has_is_not_replaced(
     site = make(CHAIN, "c")
     site.done("train.3@c", "deliver.1@c")
     site.sent("deliver.1@c>deliver.2@b", state)
-    assert site.repairs.of_output(site.run, StepId("deliver.1@c"), DAMAGED)
-    site.repairs.check_again(site.record, StepId("train.3@c"), FIRST)
+    assert site.output_fails("deliver.1@c", DAMAGED)
+    assert site.refuses_again("train.3@c", FIRST) is None
+    error = site.refuses_again("train.3@c", OTHER)
     if used:
-        with pytest.raises(StoreError, match=r"E-STORE-DAMAGED.*site b.*GPU"):
-            site.repairs.check_again(site.record, StepId("train.3@c"), OTHER)
+        assert re.search(r"E-STORE-DAMAGED.*site b.*GPU", str(error))
     else:
-        site.repairs.check_again(site.record, StepId("train.3@c"), OTHER)
+        assert error is None
 
 
 def test_nor_is_what_a_step_of_this_site_was_made_of(make: Callable[[Plan, str], Site]) -> None:
     site = make(MESH, "a")
     site.done("train.1@a", "merge.1@a")
-    assert site.repairs.of_output(site.run, StepId("train.1@a"), DAMAGED)
+    assert site.output_fails("train.1@a", DAMAGED)
     assert site.states("train.1@a", "merge.1@a") == [WAITING, DONE]
-    with pytest.raises(StoreError, match=r"merge\.1@a has of it"):
-        site.repairs.check_again(site.record, StepId("train.1@a"), OTHER)
+    assert "differs from the one that merge.1@a has" in str(site.refuses_again("train.1@a", OTHER))

@@ -24,12 +24,13 @@ from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import NeighbourState, Signed
 from fedelmy_node.peers.connections import TransferSlots
-from fedelmy_node.run.executor import Executor
+from fedelmy_node.run.executor import Executor, Hooks
 from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
 from tests.support.federations import make_plan
+from tests.support.journal_writes import finish_step
 
 RUN = run_id("run-1")
 SHA = "ab" * 32
@@ -122,13 +123,20 @@ class Bench:
         output.parent.mkdir(parents=True)
         output.write_bytes(b"x" * 10)
         if state == RunState.PREPARED:
-            self.journal.finish_step(RUN, StepId("train.1@a"), SHA, 10, {})
+            finish_step(self.journal, RUN, StepId("train.1@a"), SHA, 10, {})
         (root / "site.toml").write_text(f"[site]\nprepare_hours = {prepare_hours}\n")
         config = load_site_config(Given(state=root, data="digits"))
         self.faults: list[Exception] = []
+        hooks = Hooks(
+            verify_cancel=self.verify_cancel, run_ended=lambda run: None, faulted=self.faults.append
+        )
         self.executor = Executor(
-            config, Workspace(config, layout), self.journal, self.network, self
-        )  # type: ignore[arg-type]
+            config,
+            Workspace(config, layout),
+            self.journal,
+            self.network,  # type: ignore[arg-type]
+            hooks,
+        )
         self.executor.open()
 
     def close(self) -> None:
@@ -138,16 +146,11 @@ class Bench:
         self.journal.close()
         assert not self.faults
 
-    def verified_cancel(self, signed: Signed) -> Cancel:
+    @staticmethod
+    def verify_cancel(signed: Signed) -> Cancel:
         if signed.signature == b"forged":
             raise IdentityError("E-IDENTITY-SIGNATURE", "not an operator's")
         return decode_cancel(signed.payload)
-
-    def run_ended(self, run: RunId) -> None:
-        pass
-
-    def faulted(self, error: Exception) -> None:
-        self.faults.append(error)
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + 20
@@ -214,7 +217,7 @@ def test_abort_ends_the_run_for_good(bench: Callable[..., Bench]) -> None:
     made = bench("abort")
     made.wait_for(lambda: made.journal.state(RUN) == RunState.ABORTED)
     record = made.journal.run(RUN)
-    assert record.code == "E-RUN-ABORTED" and record.message.startswith("b was out of reach")
+    assert record.code == "E-RUN-ABORTED" and record.message.startswith("b was unreachable")
     with pytest.raises(RunError, match="E-RUN-ABORTED"):
         made.executor.start(RUN)
 

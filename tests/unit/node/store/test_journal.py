@@ -17,11 +17,14 @@ from fedelmy_node.domain.artifact import Origin, TensorInfo
 from fedelmy_node.domain.errors import RunError, StoreError
 from fedelmy_node.domain.events import EdgeState, Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
+from fedelmy_node.run.inputs import has_inputs
 from fedelmy_node.store import schema
+from fedelmy_node.store.changes import Draft
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.readonly_journal import open_readonly
 from fedelmy_node.store.records import Prepared
 from tests.support.federations import make_plan
+from tests.support.journal_writes import finish_step, meet_need, set_run, set_step, write
 
 SOUTH = SiteName("south")
 RUN = RunId("run-1")
@@ -64,11 +67,11 @@ def test_a_prepared_run_waits(journal: Journal) -> None:
 
 def test_a_step_has_its_inputs_when_the_edge_is_done(journal: Journal) -> None:
     step = journal.run(RUN).slice.step(TRAIN)
-    assert not journal.run(RUN).has_inputs(step)
+    assert not has_inputs(journal.run(RUN), step)
     (edge,) = [known for known in journal.run(RUN).slice.edges_in if known.id == EDGE]
-    assert journal.meet_need(RUN, edge, [], Origin(), {"sha256": "ab", "bytes": 7})
+    assert meet_need(journal, RUN, edge, Origin(), {"sha256": "ab", "bytes": 7})
     record = journal.run(RUN)
-    assert record.has_inputs(step)
+    assert has_inputs(record, step)
     assert (record.edges[EDGE].sha256, record.edges[EDGE].size) == ("ab", 7)
 
 
@@ -76,9 +79,9 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     first = Journal(path, SOUTH)
     first.add_run(make_prepared())
-    first.set_run(RUN, RunState.RUNNING)
-    first.set_step(RUN, TRAIN, StepState.RUNNING)
-    first.finish_step(RUN, TRAIN, "cd", 9, {"accuracy": 0.5})
+    set_run(first, RUN, RunState.RUNNING)
+    set_step(first, RUN, TRAIN, StepState.RUNNING)
+    finish_step(first, RUN, TRAIN, "cd", 9, {"accuracy": 0.5})
     seen = first.events(RUN)
     first.close()
     second = Journal(path, SOUTH)
@@ -101,8 +104,13 @@ def test_the_file_is_private_and_durable(tmp_path: Path) -> None:
 
 def test_a_change_and_its_event_are_one(journal: Journal) -> None:
     before = journal.last_event(RUN)
+
+    def change(draft: Draft) -> None:
+        draft.finish_step(TRAIN, "cd", 9)
+        draft.add_event(TRAIN, EventKind.WARNING, {"not json": object()})
+
     with pytest.raises(TypeError):
-        journal.finish_step(RUN, TRAIN, "cd", 9, {"not json": object()})
+        write(journal, RUN, change)
     assert journal.run(RUN).steps[TRAIN].state == StepState.WAITING
     assert journal.last_event(RUN) == before
 
@@ -119,7 +127,7 @@ def test_followers_get_the_past_and_the_future_once_and_in_order(journal: Journa
     follower.start()
     for epoch in range(20):
         journal.record(RUN, TRAIN, EventKind.EPOCH, {"epoch": epoch})
-    journal.set_run(RUN, RunState.DONE)
+    set_run(journal, RUN, RunState.DONE)
     follower.join(10)
     assert not follower.is_alive()
     assert [event.data.get("epoch") for event in seen if event.kind == EventKind.EPOCH] == list(

@@ -31,6 +31,14 @@ from fedelmy_node.store.records import Prepared, RunRecord
 from fedelmy_node.store.row_digests import TABLES, row_digest
 from fedelmy_node.store.run_loader import Verify
 from tests.support.federations import make_plan
+from tests.support.journal_writes import (
+    end_run,
+    finish_step,
+    keep_cancel,
+    meet_need,
+    set_run,
+    set_step,
+)
 from tests.unit.node.store.test_journal import EDGE, RUN, SOUTH, TRAIN, make_prepared
 
 OLD = RunId("old")
@@ -49,14 +57,14 @@ def fill(path: Path) -> None:
     journal = Journal(path, SOUTH)
     for run in (RUN, OLD):
         journal.add_run(replace(make_prepared(run), metadata='{"format":"fedelmy"}'))
-    journal.set_run(RUN, RunState.RUNNING)
+    set_run(journal, RUN, RunState.RUNNING)
     plan = journal.run(RUN).slice
     (edge,) = [known for known in plan.edges_in if known.id == EDGE]
-    journal.meet_need(RUN, edge, [], Origin(), {"sha256": "ab" * 32, "bytes": 7})
-    journal.set_step(RUN, TRAIN, StepState.RUNNING)
-    journal.finish_step(RUN, TRAIN, "cd" * 32, 9, {"accuracy": 0.5})
-    journal.keep_cancel(OLD, signed_cancel(OLD, journal.run(OLD).slice.plan_id, "no more", None))
-    journal.end_run(OLD, RunState.CANCELLED)
+    meet_need(journal, RUN, edge, Origin(), {"sha256": "ab" * 32, "bytes": 7})
+    set_step(journal, RUN, TRAIN, StepState.RUNNING)
+    finish_step(journal, RUN, TRAIN, "cd" * 32, 9, {"accuracy": 0.5})
+    keep_cancel(journal, OLD, signed_cancel(OLD, journal.run(OLD).slice.plan_id, "no more", None))
+    end_run(journal, OLD, RunState.CANCELLED)
     journal.close()
 
 
@@ -231,10 +239,10 @@ def test_no_write_launders_a_damaged_row(path: Path) -> None:
     journal = Journal(path, SOUTH)
     change(path, "UPDATE steps SET sha256 = 'ce' WHERE run = 'run-1' AND step = ?", (TRAIN,))
     with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
-        journal.set_step(RUN, TRAIN, StepState.WAITING)
+        set_step(journal, RUN, TRAIN, StepState.WAITING)
     change(path, "UPDATE runs SET code = 'E' WHERE run = 'run-1'")
     with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
-        journal.set_run(RUN, RunState.DONE)
+        set_run(journal, RUN, RunState.DONE)
     for ask in (journal.run, journal.state):
         with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
             ask(RUN)
@@ -282,9 +290,9 @@ def prepared_by(signed: Signed) -> Prepared:
 def signed_path(tmp_path: Path, identities: Mapping[str, Identity], verify: Verify) -> Path:
     journal = Journal(tmp_path / "journal.db", SOUTH, verify)
     journal.add_run(prepared_by(signed_slices(make_plan(run=RUN), identities["operator"])[SOUTH]))
-    journal.set_run(RUN, RunState.RUNNING)
+    set_run(journal, RUN, RunState.RUNNING)
     cancel = signed_cancel(RUN, journal.run(RUN).slice.plan_id, "enough", identities["operator"])
-    journal.keep_cancel(RUN, cancel)
+    keep_cancel(journal, RUN, cancel)
     assert journal.run(RUN).cancel == cancel
     journal.close()
     return tmp_path / "journal.db"
@@ -323,7 +331,7 @@ def test_a_run_that_is_over_needs_no_ca_of_today_until_it_is_brought_back(
     renew_digests(signed_path)
     journal = Journal(signed_path, SOUTH, verify)
     assert journal.run(RUN).state == RunState.DONE
-    journal.set_run(RUN, RunState.RUNNING)
+    set_run(journal, RUN, RunState.RUNNING)
     with pytest.raises(StoreError, match="E-STORE-DAMAGED"):
         journal.run(RUN)
     journal.close()

@@ -85,8 +85,9 @@ def test_files_arrays_pil_images_and_tensors_give_the_same_prediction(tmp_path):
     for shape in ((2, 8, 8, 3), (8,), (0, 8), (8, 8, 5)):
         with pytest.raises(DataError, match="E-DATA-FORMAT"):
             trained.predict(np.zeros(shape, np.uint8))
-    with pytest.raises(DataError, match="E-DATA-FORMAT"):
-        trained.predict(torch.zeros(5, 8, 8))
+    for wrong in (torch.zeros(5, 8, 8), [1, 2], 3):
+        with pytest.raises(DataError, match="E-DATA-FORMAT"):
+            trained.predict(wrong)  # type: ignore[arg-type]
     for value in (float("nan"), 300.0):
         with pytest.raises(DataError) as caught:
             trained.predict(np.full((8, 8), value))

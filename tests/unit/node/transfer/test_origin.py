@@ -28,6 +28,7 @@ from fedelmy_node.store.records import Prepared
 from fedelmy_node.transfer.inbox import check_origin
 from fedelmy_node.transfer.sender import _is_final
 from tests.support.federations import make_plan
+from tests.support.journal_writes import meet_need, set_step
 from tests.support.run_reports import make_report, origin
 
 SKIP = {"on_unreachable": "skip", "patience_seconds": 5.0}
@@ -135,7 +136,7 @@ def test_work_of_this_site_is_in_no_bundle_before_it_was_begun(journal: Journal)
     with pytest.raises(TransferError, match=r"train\.3@c.*has not done") as caught:
         check(journal, RING, edge, told)
     assert caught.value.code == "E-TRANSFER-SEQUENCE" and not _is_final(caught.value)
-    journal.set_step(RING.run, StepId("train.3@c"), StepState.RUNNING)
+    set_step(journal, RING.run, StepId("train.3@c"), StepState.RUNNING)
     check(journal, RING, edge, told)
 
 
@@ -153,7 +154,7 @@ def test_what_came_before_counts(journal: Journal) -> None:
     )
     check(journal, mesh, first, told)
     edge = next(edge for edge in journal.run(mesh.run).slice.edges_in if edge.id == first)
-    assert journal.meet_need(mesh.run, edge, [], told, {"sha256": "ab" * 32, "bytes": 7})
+    assert meet_need(journal, mesh.run, edge, told, {"sha256": "ab" * 32, "bytes": 7})
     check(journal, mesh, second, origin("train.1@b"))
     with pytest.raises(TransferError, match="more steps"):
         check(journal, mesh, second, origin("train.1@b", *(f"train.{n}@y" for n in range(20))))
