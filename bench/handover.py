@@ -47,7 +47,8 @@ from fedelmy_node.domain.federation import (
 )
 from fedelmy_node.domain.names import Address, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Neighbour, Plan
-from fedelmy_node.domain.plan_steps import Step, StepKind
+from fedelmy_node.domain.plan_steps import Step
+from fedelmy_node.domain.step_traits import DELIVER, TRAIN
 from fedelmy_node.identity import keystore
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
@@ -246,20 +247,12 @@ def measure_relay(size: int) -> dict[str, Any]:
 def relay_plan(bed: Bed, hops: int) -> Plan:
     """train.1@north -> deliver.1@south -> deliver.2@north -> ..."""
     steps = [
-        Step(
-            id=StepId("train.1@north"),
-            site=SiteName("north"),
-            kind=StepKind.TRAIN,
-            visit=1,
-            needs=(),
-        )
+        Step(id=StepId("train.1@north"), site=SiteName("north"), kind=TRAIN, visit=1, needs=())
     ]
     for number in range(1, hops + 1):
         site = SiteName(NAMES[number % 2])
         name = StepId(f"deliver.{number}@{site}")
-        steps.append(
-            Step(id=name, site=site, kind=StepKind.DELIVER, visit=0, needs=(steps[-1].id,))
-        )
+        steps.append(Step(id=name, site=site, kind=DELIVER, visit=0, needs=(steps[-1].id,)))
     recipe = Recipe(
         task=Task(classes=("0", "1"), input=InputFormat(height=8, width=8, channels=1)),
         model=ModelSpec(name="mlp"),

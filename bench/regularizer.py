@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from fedelmy_node.domain.federation import InputFormat, ModelSpec, Task
+from fedelmy_node.training.averaging import mean_weights
 from fedelmy_node.training.models import build
-from fedelmy_node.training.objective import Distance, Terms, log_divisor, pool_regulariser
-from fedelmy_node.training.weights import FlatModel, Weights, mean_weights
+from fedelmy_node.training.regularisers import Distance, Terms, log_divisor, pool_regulariser
+from fedelmy_node.training.weights import FlatModel, Weights
 
 POOLS = (1, 6, 50)
 """Models in the pool; the paper's default ends at 6. 50 needs 6 GB of memory."""

@@ -31,12 +31,14 @@ from fedelmy_launcher.ca import authority
 from fedelmy_launcher.plans.compiler import compile_plan
 from fedelmy_node.bundle.format import read_header
 from fedelmy_node.config.decode import canonical_json, decode
-from fedelmy_node.domain.artifact import BLOCK_BYTES, Offer, Origin, Parcel
+from fedelmy_node.domain.artifact import Offer, Origin, Parcel
+from fedelmy_node.domain.blocks import BLOCK_BYTES
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, SiteName, StepId, edge_ends, run_id
 from fedelmy_node.domain.plan import Neighbour, Slice
-from fedelmy_node.domain.plan_steps import Edge, Step, StepKind
+from fedelmy_node.domain.plan_steps import Edge, Step
 from fedelmy_node.domain.reports import Signed
+from fedelmy_node.domain.step_traits import TRAIN
 from fedelmy_node.identity import keystore
 from fedelmy_node.identity.signatures import Purpose, sign
 from fedelmy_node.rpc import convert_transfers
@@ -142,13 +144,7 @@ class Field:
         needs = [StepId(f"train.{n}@{site}") for site in ("north", "east") for n in range(1, 61)]
         west = StepId("train.9@west")
         steps = [
-            Step(
-                id=StepId(f"train.{n}@south"),
-                site=SOUTH,
-                kind=StepKind.TRAIN,
-                visit=n,
-                needs=(need, west),
-            )
+            Step(id=StepId(f"train.{n}@south"), site=SOUTH, kind=TRAIN, visit=n, needs=(need, west))
             for n, need in enumerate(needs, 1000)
         ]
         edges = [
@@ -157,7 +153,7 @@ class Field:
                 target=step.id,
                 sender=SiteName(need.partition("@")[2]),
                 receiver=SOUTH,
-                carries=StepKind.TRAIN,
+                carries=TRAIN,
                 need=need,
                 ends=True,
             )

@@ -2,7 +2,7 @@
 run.
 
     python bench/training.py [--json] [--model NAME]... [--images N] [--repeats N] [--threads N]
-    [--usual files|arrays]
+    [--usual files|arrays] [--precision bfloat16]
 
 Both train the same model on the same images with the same augmentation (crop, flip), batch size,
 Adam and pool of three models, for one epoch of L = CE - alpha d1 + beta d2. The usual way: files
@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -43,16 +43,18 @@ from torchvision.datasets import ImageFolder
 
 from fedelmy_node.domain.federation import InputFormat, ModelSpec, Task, Training
 from fedelmy_node.domain.names import SiteName
+from fedelmy_node.training.averaging import mean_weights
 from fedelmy_node.training.batches import Batches
 from fedelmy_node.training.data.samples import Samples
 from fedelmy_node.training.data.site_data import open_data
 from fedelmy_node.training.epoch_counter import Progress
 from fedelmy_node.training.fit import Bench, FitOrder, fit
 from fedelmy_node.training.job import DataSpec
+from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.models import build
-from fedelmy_node.training.objective import Loss, Regulariser, Terms, log_divisor, pool_regulariser
-from fedelmy_node.training.torch_runtime import keep_freed_memory
-from fedelmy_node.training.weights import FlatModel, Weights, mean_weights
+from fedelmy_node.training.regularisers import Regulariser, Terms, log_divisor, pool_regulariser
+from fedelmy_node.training.torch_runtime import acceleration, keep_freed_memory
+from fedelmy_node.training.weights import FlatModel, Weights
 
 TASK = Task(classes=tuple("0123456789"), input=InputFormat(height=32, width=32, channels=3))
 TERMS = Terms(alpha=0.06, beta=1.0, distance="l2", compat="paper")
@@ -76,6 +78,9 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--precision", choices=["float32", "bfloat16"], default="float32", help="of ours"
+    )
     parser.add_argument("--usual", choices=["files", "arrays"], default="files")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -84,9 +89,9 @@ def main() -> None:
     rows = []
     for name in options.model or sorted(IMAGES):
         with tempfile.TemporaryDirectory() as folder:
-            row = compare(
-                name, options.images or IMAGES[name], Path(folder), options.usual, options.repeats
-            )
+            images = options.images or IMAGES[name]
+            ours = partial(our_epoch, precision=options.precision)
+            row = compare(name, images, Path(folder), options.usual, options.repeats, ours)
         rows.append(row)
         speeds = f"{row['ours']:>8.1f} {row['usual']:>8.1f} {row['ratio']:>6.2f}"
         shares = f"{row['distances']:>9.1%} {row['of_peak']:>8.0%}"
@@ -97,6 +102,7 @@ def main() -> None:
                 {
                     "bench": "training",
                     "threads": options.threads,
+                    "precision": options.precision,
                     "usual": options.usual,
                     "rows": rows,
                 }
@@ -105,7 +111,12 @@ def main() -> None:
 
 
 def compare(
-    name: str, count: int, folder: Path, usual: Literal["files", "arrays"], repeats: int
+    name: str,
+    count: int,
+    folder: Path,
+    usual: Literal["files", "arrays"],
+    repeats: int,
+    ours: Callable[..., Epoch],
 ) -> dict[str, Any]:
     """Both ways for one model, in turns."""
     write_images(folder, count)
@@ -121,7 +132,7 @@ def compare(
     keep_freed_memory()  # as every trainer does
     other = ProcessPoolExecutor(1, get_context("spawn"))  # which is as Python has it
     ways: dict[str, Epoch] = {
-        "ours": our_epoch(name, everything, timer),
+        "ours": ours(name, everything, timer),
         "usual": lambda: other.submit(
             usual_turn, name, folder, usual == "arrays", torch.get_num_threads()
         ).result(),
@@ -195,7 +206,9 @@ class Timed:
         return distances
 
 
-def our_epoch(name: str, samples: Samples, timer: Timed) -> Epoch:
+def our_epoch(
+    name: str, samples: Samples, timer: Timed, precision: Literal["float32", "bfloat16"] = "float32"
+) -> Epoch:
     model = FlatModel(build(ModelSpec(name=name), TASK, 1))
     pool = [
         Weights(vector=vector, rest=model.weights().rest)
@@ -204,7 +217,11 @@ def our_epoch(name: str, samples: Samples, timer: Timed) -> Epoch:
     start = mean_weights(pool)
     timer.inner = pool_regulariser(TERMS, [member.vector for member in pool], start.vector)
     training = Training(
-        epochs=1, batch_size=BATCH, augment=("crop", "flip"), threads=torch.get_num_threads()
+        epochs=1,
+        batch_size=BATCH,
+        augment=("crop", "flip"),
+        threads=torch.get_num_threads(),
+        precision=precision,
     )
     device = torch.device("cpu")
     bench = Bench(
@@ -213,12 +230,13 @@ def our_epoch(name: str, samples: Samples, timer: Timed) -> Epoch:
         validation=samples.part(0, 0),
         input=TASK.input,
         training=training,
-        loss=Loss(training.loss, samples.labels, len(TASK.classes), device),
+        loss=Loss(training, samples.labels, TASK.classes, device),
         run_seed=1,
         site=SiteName("bench"),
         visit=1,
         emit=lambda *_: None,
         progress=Progress(),
+        speed=acceleration(device, fast=True, batches=0, precision=precision),
     )
 
     def epoch() -> float:

@@ -27,7 +27,8 @@ from fedelmy_node.bundle.format import read_header
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site_file import Given, load_site_config
-from fedelmy_node.domain.artifact import BLOCK_BYTES, Offer, Origin, Parcel
+from fedelmy_node.domain.artifact import Offer, Origin, Parcel
+from fedelmy_node.domain.blocks import BLOCK_BYTES
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId, run_id
 from fedelmy_node.identity import keystore

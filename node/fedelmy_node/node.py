@@ -21,7 +21,8 @@ from fedelmy_node.consent.disclosure import Disclosed, DisclosedEvents
 from fedelmy_node.consent.rules import check_listed
 from fedelmy_node.consent.signed_commands import Cancel, accepted, decode_cancel, signer
 from fedelmy_node.device.supervisor import tell_supervisor
-from fedelmy_node.domain.artifact import Block, Offer, Receipt
+from fedelmy_node.domain.artifact import Offer, Receipt
+from fedelmy_node.domain.blocks import Block
 from fedelmy_node.domain.errors import IdentityError, InternalError, StoreError
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
@@ -404,7 +405,7 @@ class Node:
 
     def model(self, run: RunId | None) -> ResultModel:
         """The result of a run, or of the newest run that has one here."""
-        return self._results.find(run)
+        return replace(self._results.find(run), weights=str(self._config.weights))
 
     def prune(
         self, runs: tuple[RunId, ...], older_seconds: float, *, dry_run: bool

@@ -22,10 +22,10 @@ from typing import Final
 from fedelmy_launcher.control.outcome import contradictions_of
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
 from fedelmy_node.domain.names import StepId
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import DELIVER, TRAIN
 from fedelmy_node.run.inputs import origin_of
 from fedelmy_node.run.run_report import report_of
-from fedelmy_node.run.unreachable import needed_neighbours
+from fedelmy_node.run.unreachable_policy import needed_neighbours
 from fedelmy_node.store.records import RunRecord
 from tests.chaos.chance import Choices, Odds
 from tests.chaos.mishaps import FaultError
@@ -161,7 +161,7 @@ def _goes_on_regardless(site: Site, record: RunRecord, heard: int) -> bool:
     """Whether a site trained on after it could hear that the run had ended elsewhere, and came to
     its end.
     """
-    trained = {step.id for step in record.slice.steps if step.kind == StepKind.TRAIN}
+    trained = {step.id for step in record.slice.steps if step.kind == TRAIN}
     events = site.journal.events(RUN, after=heard, limit=100_000)
     done = (
         e
@@ -223,7 +223,7 @@ def _whole(site: Site, world: World) -> bool:
     if record is None:
         return True
     result = site.workspace.result(record)
-    gets_one = any(step.kind == StepKind.DELIVER for step in record.slice.steps)
+    gets_one = any(step.kind == DELIVER for step in record.slice.steps)
     if result is None or not result[1].exists():
         return not gets_one
     return bool(json.loads(result[1].read_text()) == sorted(_visits(world).values()))
@@ -231,11 +231,7 @@ def _whole(site: Site, world: World) -> bool:
 
 def _visits(world: World) -> dict[StepId, str]:
     """How the work of every train step is called in a bundle."""
-    return {
-        step.id: f"{step.site}{step.visit}"
-        for step in world.plan.steps
-        if step.kind == StepKind.TRAIN
-    }
+    return {step.id: f"{step.site}{step.visit}" for step in world.plan.steps if step.kind == TRAIN}
 
 
 def try_schedule(root: Path, kind: str, choices: Choices) -> tuple[list[str], World]:

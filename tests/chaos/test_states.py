@@ -17,8 +17,9 @@ import pytest
 
 from fedelmy_launcher.plans.compiler import signed_cancel
 from fedelmy_node.consent.signed_commands import decode_cancel
-from fedelmy_node.domain.artifact import BLOCK_BYTES, Offer, Origin
-from fedelmy_node.domain.errors import BundleError, StoreError
+from fedelmy_node.domain.artifact import Offer, Origin
+from fedelmy_node.domain.blocks import BLOCK_BYTES
+from fedelmy_node.domain.errors import BundleError, DataError, StoreError
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId
 from fedelmy_node.domain.reports import NeighbourState
@@ -44,7 +45,7 @@ TABLES: Final = {
 }
 STATES: Final = {"run": RunState, "step": StepState}
 ADVANCE: Final = "advance"
-SEEDS: Final = 4
+SEEDS: Final = 2
 
 
 class Transition(NamedTuple):
@@ -183,8 +184,15 @@ def step_cases() -> Iterator[Case]:
         bench = Bench(CHAIN, "b").steps(DONE).repeats(state, "train")
         bench.edges(EdgeState.DONE, IN, BACK).edges(EdgeState.SETTLED, OUT, ON)
         yield bench, ev.TimerFired(), ("step", state, "done")
+    train = StepId("train.2@b")
+    bench = Bench(CHAIN, "b", RunState.FAILED).steps(StepState.FAILED, "train")
+    yield bench, ev.RunStarted(), ("step", "failed", "waiting")
+    bench = Bench(CHAIN, "b").steps(StepState.RUNNING, "train").edges(EdgeState.DONE, IN)
+    failed = ev.StepFailed(train, DataError("E-DATA-MISSING", "the disk is gone"), crashed=False)
+    yield bench, failed, ("step", "running", "failed")
+    yield bench, failed, ("run", "running", "failed")
     bench = Bench(CHAIN, "b").repeats(StepState.RUNNING, "train").edges(EdgeState.DONE, IN, OUT)
-    other = ev.StepFinished(StepId("train.2@b"), "2" * 64, 1, {})
+    other = ev.StepFinished(train, "2" * 64, 1, {})
     yield bench, other, ("step", "running", "failed")
     bench = Bench(MESH, "a").steps(DONE, "train").sees(b=told())
     closed = told(closed="train.1@a>merge.1@b")
@@ -193,6 +201,12 @@ def step_cases() -> Iterator[Case]:
     damaged = blaming(StoreError("E-STORE-DAMAGED", "it has changed"), 0)
     failed = ev.StepFailed(StepId("merge.1@a"), damaged, crashed=False)
     yield bench, failed, ("step", "done", "waiting")
+    refused = ev.SendRefused(EdgeId("train.1@a>merge.1@b"), damaged)
+    for state in (StepState.QUEUED, StepState.RUNNING):
+        bench = Bench(MESH, "a").steps(DONE, "train").steps(state, "merge")
+        bench.edges(EdgeState.DONE, "train.1@b>merge.1@a")
+        bench.edges(EdgeState.MOVING, "train.1@a>merge.1@b")
+        yield bench, refused, ("step", state, "waiting")
 
 
 def edge_cases() -> Iterator[Case]:
@@ -215,9 +229,17 @@ def edge_cases() -> Iterator[Case]:
         bench = Bench(MESH, "a").steps(DONE).edges(state, "train.1@a>merge.1@b")
         bench.edges(EdgeState.DONE, "train.1@b>merge.1@a").sees(b=None)
         yield bench, ev.TimerFired(), ("sender", state, "given-up")
+    bench = Bench(MESH, "a").steps(DONE).steps(StepState.RUNNING, "evaluate").sees(b=told())
+    bench.edges(EdgeState.GIVEN_UP, "train.1@a>merge.1@b")
+    back = told(RunState.DONE, settled="train.1@a>merge.1@b")
+    yield bench, said("b", back), ("sender", "given-up", "settled")
     bench = Bench(CHAIN, "b").steps(DONE, "train").edges(EdgeState.MOVING, OUT)
     yield bench, ev.SendUnneeded(EdgeId(OUT)), ("sender", "moving", "closed")
-    for state, after in ((EdgeState.DONE, "moving"), (EdgeState.CLOSED, "waiting")):
+    for state, after in (
+        (EdgeState.DONE, "moving"),
+        (EdgeState.SETTLED, "moving"),
+        (EdgeState.CLOSED, "waiting"),
+    ):
         bench = Bench(BOUND, "b").steps(DONE, "train").edges(EdgeState.DONE, IN)
         yield bench.edges(state, OUT).sees(c=told()), said("c", told()), ("sender", state, after)
 
@@ -238,6 +260,8 @@ def inbox_cases() -> Iterator[tuple[RunRecord, str, list[Change]]]:
         origin=Origin(contributors=(own.source,)),
         plan_id=bench.record.slice.plan_id,
     )
+    yield bench.record, "Inbox.receive", _met(bench.record, own, offer, {"sha256": FIRST})[0]
+    bench.edges(EdgeState.CLOSED, own.id)
     yield bench.record, "Inbox.receive", _met(bench.record, own, offer, {"sha256": FIRST})[0]
 
 

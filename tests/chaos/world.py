@@ -432,6 +432,12 @@ class World(Mishaps):
             if not rings:
                 loop.posted.popleft()()
                 return
+            if loop.posted and self.choices.pick(2):
+                # A deadline may pass just before an action is taken. It is asked for again.
+                loop.posted.popleft()()
+                alarm = loop.alarm()
+                if alarm is None or alarm > 0:
+                    return
             loop.ring()
             alarm = loop.alarm()
             if alarm is not None and alarm <= 0:

@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
-from tests.e2e.support.testbed import Bed, run
+from fedelmy_node import load_model
+from tests.e2e.support.testbed import Bed, launched, run
+from tests.e2e.support.witness import Witness, wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
 BLOCK = re.compile(r"`(ward/\w+\.py|pyproject\.toml)`(?:, [^\n]*)?:\n\n```\w+\n(.*?)```", re.DOTALL)
@@ -41,6 +44,7 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "ward/data.py",
         "ward/strategy.py",
         "ward/topology.py",
+        "ward/votes.py",
         "pyproject.toml",
     }
     (root / "ward").mkdir()
@@ -153,3 +157,40 @@ def test_a_real_site_runs_the_code_that_it_lists_and_no_other(
     refused = bed.launch("check", "--quick")
     assert refused.code == 5 and "E-CONSENT-CODE" in refused.out
     assert "ward.models:other" in refused.out and "allowed: ward.models:tiny" in refused.out
+
+
+def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
+    ward: Path, make_bed: Callable[..., Bed]
+) -> None:
+    """Two operations, a state at every site, and an ensemble as the result."""
+    bed = make_bed("north", "south")
+    north, south = bed.sites["north"], bed.sites["south"]
+    bed.partition()
+    south.start()
+    north.start("--indices", "parts/north.json", "--peer", south.address)
+    south.stop()
+    again = ("--indices", "parts/south.json", "--peer", north.address)
+    south.start(*again, listen=south.address)
+    bed.write_file()
+    text = re.sub(
+        r"\[strategy\].*", '[strategy]\nname = "votes"\n', bed.file.read_text(), flags=re.S
+    )
+    bed.file.write_text(text.replace("epochs = 2", "epochs = 8"))
+    simulated = bed.launch("simulate", "--json").ok().json
+    with launched(bed, "votes") as launcher:
+        witness = Witness(south, "votes")
+        wait_until(lambda: witness.find("epoch", "train.4@south"), "the second visit of south")
+        south.kill()
+        south.start(*again, listen=south.address)
+        out, err = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, err
+    result = json.loads(out.splitlines()[-1])
+    assert result["bundle_sha256"] == simulated["bundle_sha256"]
+    assert result["accuracy"] == simulated["accuracy"] > 0.9
+    exported = bed.root / "votes.safetensors"
+    north.node("model", "export", "--out", str(exported)).ok()
+    assert {name.partition("/")[0] for name in load_file(exported)} == {"model.0", "model.1"}
+    assert len(load_model(exported).module.members) == 2
+    assert north.node("model", "evaluate", "--json").ok().json["accuracy"] > 0.9
+    states = [path for site in (north, south) for path in site.state.rglob("state.safetensors")]
+    assert not states, "a run that is over leaves none"

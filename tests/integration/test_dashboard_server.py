@@ -21,7 +21,7 @@ from fedelmy_launcher.view.dashboard.http import DashboardServer
 from fedelmy_launcher.view.history.fold import RunHistory
 from fedelmy_node.domain.events import Event, EventKind
 from fedelmy_node.domain.names import RunId, SiteName, StepId
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import TRAIN
 from tests.support.browser import Visit, browser
 
 TOKEN = "a-token-for-tests"
@@ -137,7 +137,7 @@ class Hostile(Board):
     def __init__(self) -> None:
         super().__init__(Sites(None, None), None)
         follower = Follower(Sites(None, None), RUN, self._notify)
-        steps = (ReportedStep(STEP, NORTH, StepKind.TRAIN),)
+        steps = (ReportedStep(STEP, NORTH, TRAIN),)
         follower.history = RunHistory(ReportedRun(run=RUN, federation=EVIL, steps=steps))
         for number, (kind, data) in enumerate(
             [

@@ -21,14 +21,9 @@ from fedelmy_node.rpc import handshake
 from fedelmy_node.rpc import server as serve_module
 from fedelmy_node.rpc.authorization import LocalGuard
 from fedelmy_node.rpc.channel import channel_to, open_channel, probe
-from fedelmy_node.rpc.channel_options import (
-    CHANNEL_OPTIONS,
-    MESSAGE_BYTES,
-    PING_ALLOWED_MS,
-    PING_MS,
-    SERVER_OPTIONS,
-)
+from fedelmy_node.rpc.channel_options import CHANNEL_OPTIONS, MESSAGE_BYTES, SERVER_OPTIONS
 from fedelmy_node.rpc.error_mapping import map_errors
+from fedelmy_node.rpc.keepalive import PING_ALLOWED_MS, PING_MS
 from fedelmy_node.rpc.server import make_local_server, make_server, open_local_channel
 
 Identities = Mapping[str, Identity]

@@ -20,7 +20,8 @@ import pytest
 
 from fedelmy_launcher.plans.compiler import compile_plan
 from fedelmy_node.bundle.format import read_header
-from fedelmy_node.domain.artifact import BLOCK_BYTES, Block, Offer, Parcel, Receipt
+from fedelmy_node.domain.artifact import Offer, Parcel, Receipt
+from fedelmy_node.domain.blocks import BLOCK_BYTES, Block
 from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.names import Address, SiteName
@@ -29,13 +30,9 @@ from fedelmy_node.peers.connections import TransferSlots
 from fedelmy_node.rpc import channel as channels
 from fedelmy_node.rpc import server as serve_module
 from fedelmy_node.rpc.channel import open_channel
-from fedelmy_node.rpc.channel_options import (
-    CHANNEL_OPTIONS,
-    PING_ALLOWED_MS,
-    PING_MS,
-    SERVER_OPTIONS,
-)
+from fedelmy_node.rpc.channel_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from fedelmy_node.rpc.clients import PeerClient
+from fedelmy_node.rpc.keepalive import PING_ALLOWED_MS, PING_MS
 from fedelmy_node.rpc.tunnel_socket import CHUNK_BYTES
 from fedelmy_node.store.durable_files import publish
 from fedelmy_node.transfer import sender as sender_module
@@ -220,7 +217,7 @@ def test_a_link_that_is_always_cut_within_a_block_gets_on(
     """Blocks become smaller until one crosses between two cuts, and what has crossed is never sent
     again.
     """
-    monkeypatch.setattr(sender_module, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(sender_module, "TRANSFER_PAUSES", (0.01, 60.0))
     bundle = make_bundle(tmp_path / "large.safetensors", size=500_000)
     parcel = parcel_of(bundle, block_bytes=BLOCK_BYTES)
     edge = next(edge for edge in compile_plan(federation(), RUN).edges if edge.id == EDGE)

@@ -7,20 +7,22 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from fedelmy_launcher.plans.compiler import compile_plan, new_plan_id, signed_slices
 from fedelmy_node.bundle.format import KEY, metadata_text, read_header
 from fedelmy_node.config.decode import decode
 from fedelmy_node.config.plan_file import read_slice
-from fedelmy_node.domain.artifact import Block, Offer, Origin, Parcel, Receipt
+from fedelmy_node.domain.artifact import BundleSpec, Offer, Origin, Parcel, Receipt
+from fedelmy_node.domain.blocks import Block
 from fedelmy_node.domain.errors import FedelmyError, StoreError, TransferError
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState
 from fedelmy_node.domain.federation import Federation
@@ -37,6 +39,7 @@ from fedelmy_node.store.durable_files import publish
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
+from fedelmy_node.training.bundle_file import manifest_of, metadata_of, read_bundle, write_bundle
 from fedelmy_node.transfer.inbox import Inbox
 from fedelmy_node.transfer.receiver import Receiver
 from tests.integration.support.budgets import budgets
@@ -70,8 +73,14 @@ class South:
     """The receiving node as far as transfers need it: real journal, real files, real server."""
 
     def __init__(
-        self, root: Path, manifest: Any, identity: Identity, listen: str = "127.0.0.1:0"
+        self,
+        root: Path,
+        manifest: Any,
+        identity: Identity,
+        listen: str = "127.0.0.1:0",
+        specs: Mapping[str, BundleSpec] | None = None,
     ) -> None:
+        """`specs`: of operations whose bundles have another manifest."""
         self.trust = identity.trust
         self.layout = Layout(root)
         self.layout.create()
@@ -90,6 +99,7 @@ class South:
                     operator="o",
                     manifest=manifest,
                     report={},
+                    specs=specs or {},
                 )
             )
         self.inbox = Inbox(self.journal, self.layout, self.arrived.append)
@@ -211,16 +221,9 @@ def test_a_broken_stream_goes_on_from_the_last_verified_block(
 ) -> None:
     parcel = parcel_of(bundle)
 
-    def break_once_something_is_there(moved: int) -> None:
-        if moved >= 5 * BLOCK:
-            deadline = time.monotonic() + 20
-            while not any(path.stat().st_size >= BLOCK for path in south.partial):
-                assert time.monotonic() < deadline
-            raise ConnectionError("the cable")
-
     client = north(south)
     with pytest.raises(FedelmyError):
-        client.deliver(parcel, break_once_something_is_there)
+        client.deliver(parcel, cut_once_something_is_there(south))
     south.stop()
     again = South(tmp_path / "south", parcel.offer.manifest, identities["south"])
     try:
@@ -234,6 +237,85 @@ def test_a_broken_stream_goes_on_from_the_last_verified_block(
     finally:
         again.stop()
         south.server.stop(0)
+
+
+def cut_once_something_is_there(node: South) -> Callable[[int], None]:
+    """Breaks the stream when the receiver has a block on its disk."""
+
+    def cut(moved: int) -> None:
+        if moved >= 5 * BLOCK:
+            deadline = time.monotonic() + 20
+            while not any(path.stat().st_size >= BLOCK for path in node.partial):
+                assert time.monotonic() < deadline
+            raise ConnectionError("the cable")
+
+    return cut
+
+
+def groups_of_three_types(size: int = 100_000) -> dict[str, dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    half = torch.randn(size, generator=generator).bfloat16()
+    return {
+        "model": {"w": torch.randn(size, generator=generator)},
+        "half": {"values": half},
+        "counts": {"steps": torch.arange(size)},
+    }
+
+
+def test_groups_of_three_types_survive_a_cut_and_a_restart(
+    tmp_path: Path, north: Connect, identities: dict[str, Identity]
+) -> None:
+    """The edge carries what its operation gives, which is not what the rest of the run has."""
+    groups, path = groups_of_three_types(), tmp_path / "three"
+    write_bundle(path, groups, "float32")
+    spec = BundleSpec(manifest=manifest_of(groups, "float32"), metadata=metadata_of(groups))
+    assert [tensor.dtype for tensor in spec.manifest] == ["I64", "BF16", "F32"]
+    usual = read_header(make_bundle(tmp_path / "usual")).manifest
+    node = South(tmp_path / "south", usual, identities["south"], specs={"train": spec})
+    parcel = parcel_of(path)
+    with pytest.raises(FedelmyError):
+        north(node).deliver(parcel, cut_once_something_is_there(node))
+    node.stop()
+    again = South(tmp_path / "south", usual, identities["south"])
+    try:
+        assert again.journal.run(RUN).prepared.specs == {"train": spec}, "as it was journaled"
+        assert again.partial[0].stat().st_size >= BLOCK
+        receipt = north(again).deliver(parcel, lambda _: None)
+        received = again.layout.input(RUN, EDGE)
+        assert received.read_bytes() == path.read_bytes() and receipt.size == path.stat().st_size
+        for group, tensors in read_bundle(received).items():
+            for name, tensor in tensors.items():
+                assert tensor.dtype == groups[group][name].dtype
+                assert torch.equal(tensor, groups[group][name])
+    finally:
+        again.stop()
+
+
+@pytest.mark.parametrize("kind", ["usual", "wide", "collect"])
+def test_a_bundle_of_another_operation_is_refused_at_begin(
+    tmp_path: Path, north: Connect, identities: dict[str, Identity], kind: str
+) -> None:
+    """The usual bundle of the run, that of another operation, and this one in another type."""
+    groups = groups_of_three_types(1000)
+    spec = BundleSpec(manifest=manifest_of(groups), metadata=metadata_of(groups))
+    wide = groups | {"half": {"values": groups["half"]["values"].float()}}
+    several = {"model.0": groups["model"], "model.1": {"w": groups["model"]["w"] + 1}}
+    offered = {"usual": {"model": groups["model"]}, "wide": wide, "collect": several}
+    collect = BundleSpec(manifest=manifest_of(several), metadata=metadata_of(several))
+    specs = {"train": spec, "collect": collect}
+    usual = manifest_of(offered["usual"])
+    node = South(tmp_path / "south", usual, identities["south"], specs=specs)
+    try:
+        write_bundle(tmp_path / "offered", offered[kind])
+        moved: list[int] = []
+        with pytest.raises(FedelmyError, match="E-BUNDLE-MANIFEST"):
+            north(node).deliver(parcel_of(tmp_path / "offered"), moved.append)
+        assert moved == [] and node.partial == [] and node.arrived == []
+        write_bundle(tmp_path / "right", groups)
+        north(node).deliver(parcel_of(tmp_path / "right"), moved.append)
+        assert node.arrived == [RUN]
+    finally:
+        node.stop()
 
 
 def test_a_newer_stream_takes_over(south: South, bundle: Path) -> None:

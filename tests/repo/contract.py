@@ -28,7 +28,7 @@ from fedelmy_launcher.experiments.grid import Experiment
 from fedelmy_launcher.plans import topologies
 from fedelmy_node.cli import group as node_group
 from fedelmy_node.config import federation_file, plan_file, site_file
-from fedelmy_node.domain import artifact, errors, event_data, events, plan_steps, reports
+from fedelmy_node.domain import artifact, errors, event_data, events, reports, step_traits
 from fedelmy_node.store import schema
 from fedelmy_node.training import data, models, strategies
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, relay_pb2, transfer_pb2
@@ -76,14 +76,9 @@ def contract() -> dict[str, Any]:
         "metrics": _metrics(),
         "values": {
             found.__name__: [member.value for member in found]
-            for found in (
-                events.RunState,
-                events.StepState,
-                events.EdgeState,
-                events.EventKind,
-                plan_steps.StepKind,
-            )
-        },
+            for found in (events.RunState, events.StepState, events.EdgeState, events.EventKind)
+        }
+        | {"operations": list(step_traits.BUILT_IN)},
         "event_data": {kind.value: sorted(shape) for kind, shape in event_data._DATA.items()},
         "reports": {
             kind.__name__: sorted(_keys(kind))

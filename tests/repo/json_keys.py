@@ -19,9 +19,9 @@ from typing import Any
 FILE = Path(__file__).with_suffix(".json")
 CONTRACT = FILE.with_name("contract.json")
 _PROGRAMS = {"fedelmy_node": "fedelmy-node", "fedelmy_launcher": "fedelmy-launch"}
-_GROUPS = {"ca", "identity", "runs", "model", "audit"}
+_GROUPS = {"ca", "identity", "runs", "model", "audit", "weights"}
 _BY_NAME = {"sites", "states", "counts", "plans", "problems", "classes", "class_counts", "settings"}
-_BY_NAME |= {"findings", "waiting_for", "neighbours"}
+_BY_NAME |= {"findings", "waiting_for", "neighbours", "class_weights"}
 """Objects whose keys are names of sites, classes and the like."""
 
 

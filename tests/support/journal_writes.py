@@ -57,9 +57,15 @@ def set_step(
 
 
 def finish_step(
-    journal: Journal, run: RunId, step: StepId, sha256: str, size: int, result: Mapping[str, Any]
+    journal: Journal,
+    run: RunId,
+    step: StepId,
+    sha256: str,
+    size: int,
+    result: Mapping[str, Any],
+    state: tuple[str, int] | None = None,
 ) -> None:
-    write(journal, run, lambda draft: draft.finish_step(step, sha256, size, result))
+    write(journal, run, lambda draft: draft.finish_step(step, sha256, size, result, state))
 
 
 def set_edges(journal: Journal, run: RunId, edges: Iterable[EdgeId], state: EdgeState) -> None:

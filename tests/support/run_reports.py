@@ -9,8 +9,8 @@ from fedelmy_node.domain.artifact import Origin, Skip
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.domain.plan_steps import StepKind
 from fedelmy_node.domain.reports import EdgeReport, RunReport, StepReport
+from fedelmy_node.domain.step_traits import EVALUATE
 
 
 def make_report(
@@ -41,7 +41,7 @@ def make_report(
                 kind=step.kind,
                 state=states[step.id],
                 sha256=sha256
-                if states[step.id] == StepState.DONE and step.kind != StepKind.EVALUATE
+                if states[step.id] == StepState.DONE and step.kind != EVALUATE
                 else "",
                 size=70,
                 result={},

@@ -7,11 +7,12 @@ from typing import Any
 
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.domain.plan_steps import Step, StepKind
+from fedelmy_node.domain.plan_steps import Step
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN
 from tests.support.federations import make_plan
 
 
-def step(kind: StepKind, number: int, site: str, *needs: str, visit: int = 0) -> Step:
+def step(kind: str, number: int, site: str, *needs: str, visit: int = 0) -> Step:
     return Step(
         id=StepId(f"{kind}.{number}@{site}"),
         site=SiteName(site),
@@ -25,8 +26,8 @@ def delivered(result: dict[str, str], start: int = 1) -> list[Step]:
     """Every site keeps what it has, or gets it from another one."""
     steps = []
     for number, (site, source) in enumerate(result.items(), start):
-        steps.append(step(StepKind.DELIVER, number, site, source))
-        steps.append(step(StepKind.EVALUATE, number, site, f"deliver.{number}@{site}"))
+        steps.append(step(DELIVER, number, site, source))
+        steps.append(step(EVALUATE, number, site, f"deliver.{number}@{site}"))
     return steps
 
 
@@ -35,7 +36,7 @@ def ring(*sites: str, rounds: int = 2) -> Plan:
     for visit in range(1, rounds + 1):
         for site in sites:
             needs = [steps[-1].id] if steps else []
-            steps.append(step(StepKind.TRAIN, len(steps) + 1, site, *needs, visit=visit))
+            steps.append(step(TRAIN, len(steps) + 1, site, *needs, visit=visit))
     return shaped(sites, steps + delivered({sites[-1]: steps[-1].id}))
 
 
@@ -43,9 +44,9 @@ def mesh(*sites: str, rounds: int = 1) -> Plan:
     steps: list[Step] = []
     for visit in range(1, rounds + 1):
         own = {site: [f"merge.{visit - 1}@{site}"] if visit > 1 else [] for site in sites}
-        steps += [step(StepKind.TRAIN, visit, site, *own[site], visit=visit) for site in sites]
+        steps += [step(TRAIN, visit, site, *own[site], visit=visit) for site in sites]
         steps += [
-            step(StepKind.MERGE, visit, site, *(f"train.{visit}@{other}" for other in sites))
+            step(MERGE, visit, site, *(f"train.{visit}@{other}" for other in sites))
             for site in sites
         ]
     return shaped(sites, steps + delivered({site: f"merge.{rounds}@{site}" for site in sites}))
@@ -56,9 +57,9 @@ def superclients(*groups: tuple[str, ...]) -> Plan:
     for group in groups:
         for place, site in enumerate(group):
             needs = [steps[-1].id] if place else []
-            steps.append(step(StepKind.TRAIN, len(steps) + 1, site, *needs, visit=1))
+            steps.append(step(TRAIN, len(steps) + 1, site, *needs, visit=1))
     last = [next(s.id for s in reversed(steps) if s.site == group[-1]) for group in groups]
-    steps += [step(StepKind.MERGE, 1, group[0], *last) for group in groups]
+    steps += [step(MERGE, 1, group[0], *last) for group in groups]
     result = {}
     for group in groups:
         result |= dict.fromkeys(group, f"merge.1@{group[0]}")

@@ -25,7 +25,7 @@ from fedelmy_node.training.data.samples import Samples
 from fedelmy_node.training.epoch_counter import Progress
 from fedelmy_node.training.fit import Bench
 from fedelmy_node.training.job import DataSpec, Input, Job
-from fedelmy_node.training.objective import Loss
+from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.weights import FlatModel
 
 torch.set_num_threads(1)  # tiny tensors: more threads would only wait for each other
@@ -113,7 +113,7 @@ def make_bench(
         validation=samples(validation, task=TINY, seed=1),
         input=TINY.input,
         training=training,
-        loss=Loss(training.loss, batches.labels, len(TINY.classes), torch.device("cpu")),
+        loss=Loss(training, batches.labels, TINY.classes, torch.device("cpu")),
         run_seed=1,
         site=NORTH,
         visit=visit,

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedelmy_launcher.ca.register import LIST, Certified, Issued, Register, open_register
+from fedelmy_launcher.ca.validity import LEAF_DAYS
 from fedelmy_node.domain.errors import ConfigError, IdentityError, StoreError
 from fedelmy_node.domain.subject import Role, Subject
 from fedelmy_node.identity import keystore
@@ -40,8 +41,6 @@ from fedelmy_node.identity.keys import encode_key, make_directory, read_file, re
 from fedelmy_node.identity.requests import Request, common_name, read_request
 from fedelmy_node.store.durable_files import write_durably
 
-LEAF_DAYS: Final = 825
-"""Long enough for a study; some TLS stacks reject certificates with a longer lifetime."""
 _CA_DAYS: Final = 3653
 """Ten years: replacing the CA means visiting every site, so it should outlive the federation."""
 _SKEW: Final = timedelta(minutes=5)

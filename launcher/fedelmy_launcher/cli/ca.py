@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import click
 
+from fedelmy_launcher.ca.validity import LEAF_DAYS
 from fedelmy_launcher.cli.options import DIRECTORY, FILE, json_option
 from fedelmy_node.cli.app import emit_json
 
@@ -91,7 +92,7 @@ def init(directory: Path, operator: str, as_json: bool) -> None:
 @click.argument("request", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_directory
 @click.option("--out", type=FILE, help=_OUT_FILE)
-@click.option("--days", type=_DAYS, default=825, show_default=True, help="Validity in days.")
+@click.option("--days", type=_DAYS, default=LEAF_DAYS, show_default=True, help="Validity in days.")
 @click.option("--operator", "for_operator", is_flag=True, help="Certify an operator, not a site.")
 @click.option("--replace", is_flag=True, help="Allow a new key for a name certified before.")
 @click.option("--yes", is_flag=True, help="The fingerprint was compared; do not ask.")

@@ -53,6 +53,7 @@ def _rows(kind: str) -> Iterable[Listed]:
 
         more = {
             "torchvision:NAME": "any classifier of torchvision, with random weights",
+            "timm:NAME": "any classifier of timm, with random weights; needs that package",
             "MODULE:FUNCTION": "a function of the site, listed in its site.toml",
         }
         return (*models.INSTALLED.listing(), *_built_in(more))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedelmy_node.domain.names import SiteName
 
 _DATA = "Data of a site, or of all sites; overrides the file. Repeatable."
+_WEIGHTS = "Directory of weights.  [default: weights beside FEDERATION]"
 _INDICES = "Indices file with a site's subset. Repeatable."
 
 
@@ -27,6 +28,7 @@ _INDICES = "Indices file with a site's subset. Repeatable."
 @options.federation_argument
 @click.option("--data", "data", multiple=True, metavar="[SITE=]KIND[:PATH]", help=_DATA)
 @click.option("--indices", multiple=True, metavar="SITE=FILE", help=_INDICES)
+@click.option("--weights", type=options.DIRECTORY, envvar="FEDELMY_WEIGHTS", help=_WEIGHTS)
 @click.option("--out", type=options.DIRECTORY, help="Keep the bundles in this directory.")
 @click.option(
     "--report", "page", type=options.FILE, help="Write a report, as `fedelmy-launch report`."
@@ -38,6 +40,7 @@ def simulate(
     federation: Path,
     data: tuple[str, ...],
     indices: tuple[str, ...],
+    weights: Path | None,
     out: Path | None,
     page: Path | None,
     code: tuple[str, ...],
@@ -79,7 +82,8 @@ def simulate(
             history.add(event)
             screen.event(event)
 
-        Simulation(plan, specs, directory.absolute(), emit, code=code).run()
+        found = federation.absolute().parent / "weights" if weights is None else weights.absolute()
+        Simulation(plan, specs, directory.absolute(), emit, code=code, weights=found).run()
     if page is not None:
         from fedelmy_launcher.view.report.page import write_report
 

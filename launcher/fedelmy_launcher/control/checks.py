@@ -13,7 +13,7 @@ from fedelmy_launcher.control.sites import Refusal, Sites
 from fedelmy_node.domain.errors import error_from_code
 from fedelmy_node.domain.names import PeerAddress, SiteName, StepId, site_of
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.domain.plan_steps import StepKind, in_order
+from fedelmy_node.domain.plan_steps import in_order
 from fedelmy_node.domain.reports import Finding, NodeDescription, PrepareAnswer
 from fedelmy_node.ops.doctor.peer_checks import Caller, compare_advertised, examine_peer
 
@@ -25,7 +25,6 @@ _HANDOVER_SECONDS: Final = 0.5
 _HANDOVER_ROUND_TRIPS: Final = 4
 _TRIAL_BATCHES: Final = 6
 """Batches that a site trains when it checks its device."""
-_COMPUTING: Final = (StepKind.TRAIN, StepKind.MERGE, StepKind.EVALUATE)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -190,7 +189,7 @@ def estimate(
     trainer start counts in full: where it overlaps with the step before, it often competes for the
     same cores.
     """
-    visits = Counter(step.site for step in plan.steps if step.kind == StepKind.TRAIN)
+    visits = Counter(step.site for step in plan.steps if plan.traits(step.id).trains)
     sites = [site.site for site in plan.sites if site.site in visits]
     trains = {site: _fact(findings.get(site, ()), "device", "time", "seconds") for site in sites}
     sending: dict[StepId, float] = defaultdict(float)
@@ -209,9 +208,9 @@ def estimate(
             for need in step.needs
         )
         training, transfer, loading = max(paths, key=sum, default=_Path())
-        if step.kind == StepKind.TRAIN:
+        if plan.traits(step.id).trains:
             training += (trains[step.site] or 0.0) / visits[step.site]
-        if step.kind in _COMPUTING:
+        if not plan.traits(step.id).passes_on:
             loading += (loading_seconds or {}).get(step.site, _TRAINER_SECONDS)
         longest[step.id] = _Path(training, transfer, loading)
     training, transfer, loading = max(longest.values(), key=sum)

@@ -13,15 +13,15 @@ from fedelmy_launcher.control.outcome import OutlineStep, knows_all_sites
 from fedelmy_launcher.control.sites import Refusal, Sites
 from fedelmy_node.domain.errors import RunError
 from fedelmy_node.domain.names import Address, RunId, SiteName, StepId, edge_ends, site_of
-from fedelmy_node.domain.plan_steps import StepKind, kind_of
 from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN, operation_of
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.channel import open_channel
 from fedelmy_node.rpc.clients import OperatorClient
 
 _MAX_SITES: Final = 10_000
 """The limit of a federation: invented neighbours must not keep the search going forever."""
-_ORDER: Final = {StepKind.TRAIN: 0, StepKind.MERGE: 0, StepKind.DELIVER: 1, StepKind.EVALUATE: 2}
+_ORDER: Final = {TRAIN: 0, MERGE: 0, DELIVER: 1, EVALUATE: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ReportedStep:
 
     id: StepId
     site: SiteName
-    kind: StepKind
+    kind: str
     needs: tuple[StepId, ...] = ()
     """Inputs from other sites, and those that neighbours report."""
 
@@ -104,7 +104,7 @@ def _steps(report: RunReport) -> Iterator[ReportedStep]:
             needs.setdefault(target, {})[need] = None
     others = {*ends, *report.origin.contributors, *(skip.step for skip in report.origin.skipped)}
     for step in {*own, *others}:
-        kind = own[step] if step in own else kind_of(step or StepId(""))
+        kind = own[step] if step in own else operation_of(step or StepId(""))
         if step is not None and kind is not None:
             yield ReportedStep(step, site_of(step), kind, tuple(needs.get(step, ())))
 
@@ -113,4 +113,4 @@ def _place(step: ReportedStep) -> tuple[int, int, bool, StepId]:
     """A sort key: topologies number inputs before outputs; a merge follows its train steps."""
     number = step.id.partition(".")[2].partition("@")[0]
     place = int(number) if number.isdigit() and len(number) < 10 else 0
-    return _ORDER[step.kind], place, step.kind == StepKind.MERGE, step.id
+    return _ORDER[step.kind], place, step.kind == MERGE, step.id

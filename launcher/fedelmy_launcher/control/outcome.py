@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 from fedelmy_node.domain.artifact import Origin, Skip
 from fedelmy_node.domain.events import StepState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, site_of
-from fedelmy_node.domain.plan_steps import StepKind
 from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.step_traits import DELIVER, MERGE, TRAIN, traits_of
 
 SKIPPED_BY_OTHERS: Final = "the other sites skipped it"
 
@@ -27,7 +27,7 @@ class OutlineStep(Protocol):
     @property
     def site(self) -> SiteName: ...
     @property
-    def kind(self) -> StepKind: ...
+    def kind(self) -> str: ...
     @property
     def needs(self) -> tuple[StepId, ...]:
         """The steps whose outputs are its inputs, as far as known."""
@@ -99,7 +99,7 @@ class Outcome:
         lines = []
         for site in dict.fromkeys(left.site for left in self.left_out):
             mine = [left for left in self.left_out if left.site == site]
-            trains = [left.step for left in mine if left.step.startswith(StepKind.TRAIN)]
+            trains = [left.step for left in mine if left.step.startswith(TRAIN)]
             what = "its work is not in the result" if trains else "it did not get the result"
             if trains and site in self.contributors:
                 what = f"part of its work is not in the result ({', '.join(trains)})"
@@ -143,20 +143,35 @@ def outcome_of(
         reasons[skip.step] = LeftOut(skip.step, skip.by, skip.code, skip.message)
     for step, cause in left_behind(steps, reasons).items():
         reasons[step] = replace(reasons[cause], step=step)
-    train = [step for step in steps if step.kind == StepKind.TRAIN]
+    train = [step for step in steps if step.kind == TRAIN]
     # Until a result says where it comes from, everything done and not left out will be part of it.
     inside = set(held.contributors) or {*everywhere.contributors, *(done - set(reasons))}
     inside -= skipped  # a site knows best about its own steps
     missing = {step.id for step in train if step.id not in inside}
-    missing |= {step.id for step in steps if step.kind == StepKind.DELIVER and step.id not in done}
+    missing |= {step.id for step in steps if step.kind == DELIVER and step.id not in done}
     left_out = (reasons[each.id] for each in steps if each.id in missing and each.id in reasons)
     return Outcome(
         contributors=tuple(dict.fromkeys(step.site for step in train if step.id in inside)),
         left_out=tuple(left_out),
         holders=tuple(holders),
         result=results[holders[0]] if holders else None,
-        results_differ=len(groups) > 1,
+        results_differ=len(groups) > 1 and not is_personal(steps),
     )
+
+
+def is_personal(steps: Sequence[OutlineStep]) -> bool:
+    """Whether every site has a result of its own: no two are made in the same way.
+
+    What reads the samples of its site is made nowhere else, whatever its inputs are.
+    """
+    by_id = {step.id: step for step in steps}
+    found = [by_id.get(step.needs[0]) for step in steps if step.kind == DELIVER and step.needs]
+    sources = [source for source in found if source is not None and source.kind != DELIVER]
+    made = {
+        source.id if traits_of(source.id).reads_data else (source.kind, source.needs)
+        for source in sources
+    }
+    return len(found) > 1 and len(made) == len(sources) == len(found)
 
 
 def left_behind(steps: Iterable[OutlineStep], skipped: Container[StepId]) -> dict[StepId, StepId]:
@@ -169,7 +184,7 @@ def left_behind(steps: Iterable[OutlineStep], skipped: Container[StepId]) -> dic
     for step in steps:
         if step.site in without and step.id not in skipped:
             found[step.id] = without[step.site]
-        elif step.kind == StepKind.MERGE and step.id in skipped:
+        elif step.kind == MERGE and step.id in skipped:
             without.setdefault(step.site, step.id)
     return found
 

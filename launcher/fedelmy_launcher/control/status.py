@@ -15,8 +15,8 @@ from fedelmy_launcher.control.outcome import (
 from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId, edge_ends
-from fedelmy_node.domain.plan_steps import StepKind
 from fedelmy_node.domain.reports import RunReport, StepReport
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE
 
 _MET: Final = (EdgeState.DONE, EdgeState.SETTLED)
 _WORST_FIRST: Final = (
@@ -48,7 +48,7 @@ class RunStatus:
         results = {
             site: Result(step.sha256, step.size)
             for site, step in steps
-            if step.kind == StepKind.DELIVER and step.state == StepState.DONE
+            if step.kind == DELIVER and step.state == StepState.DONE
         }
         origins = {site: report.origin for site, report in reports.items()}
         self.outcome = outcome_of(self._steps, states, results, origins)
@@ -71,9 +71,9 @@ class RunStatus:
         return bool(self.outcome.left_out)
 
     def _was_left_out(self, site: SiteName) -> bool:
-        own = [each for each in self._steps if each.site == site and each.kind != StepKind.EVALUATE]
+        own = [each for each in self._steps if each.site == site and each.kind != EVALUATE]
         known = site in self.outcome.contributors or all(step.id in self._left_out for step in own)
-        delivered = [step.id for step in own if step.kind == StepKind.DELIVER]
+        delivered = [step.id for step in own if step.kind == DELIVER]
         return bool(own) and known and all(step in self._left_out for step in delivered)
 
     def note(self, report: RunReport, step: StepReport) -> str:

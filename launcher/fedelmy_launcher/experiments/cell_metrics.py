@@ -9,7 +9,7 @@ from typing import Any
 from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_node.domain.event_data import is_count, is_square
 from fedelmy_node.domain.events import Event, EventKind, StepState
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import TRAIN
 
 
 class Measures:
@@ -17,7 +17,7 @@ class Measures:
 
     def __init__(self, progress: RunProgress) -> None:
         self._progress = progress
-        self._train = {step.id for step in progress.steps if step.kind == StepKind.TRAIN}
+        self._train = {step.id for step in progress.steps if step.kind == TRAIN}
         self._distances: list[list[float]] | None = None
         """In the pool of the last finished train step."""
 

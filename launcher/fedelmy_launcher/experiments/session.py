@@ -20,8 +20,9 @@ from fedelmy_launcher.experiments.worker_pool import Begun, Epoch, Finished, New
 from fedelmy_launcher.plans.compiler import compile_plan
 from fedelmy_node.domain.errors import ConfigError, FedelmyError
 from fedelmy_node.domain.names import StepId, run_id
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import DELIVER
 from fedelmy_node.store.durable_files import write_durably
+from fedelmy_node.training.operations import NO_EFFORT
 from fedelmy_node.training.strategies import effort_of
 
 NOT_INSTALLED: Final = "not installed"
@@ -41,8 +42,10 @@ class Work:
         plan = compile_plan(prepared.federation, run_id("estimate"))
         taken = {}
         for step in plan.steps:
-            if step.kind == StepKind.TRAIN:
-                effort = effort_of(plan.recipe, begins=not step.needs)
+            effort = NO_EFFORT
+            if step.kind != DELIVER:
+                effort = effort_of(plan.recipe, begins=not step.needs, operation=step.kind)
+            if effort.members:
                 # A real node does not disclose its number of samples.
                 samples = len(prepared.parts[step.site][1]) if prepared.parts else 1
                 taken[step.id] = effort.total_epochs, samples

@@ -18,13 +18,14 @@ from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.federation import Federation, Member
 from fedelmy_node.domain.names import RunId, SiteName, run_id, site_of
 from fedelmy_node.domain.plan import Neighbour, Plan
-from fedelmy_node.domain.plan_steps import MAX_STEPS, PLAN_ID_DIGITS
+from fedelmy_node.domain.plan_steps import MAX_STEPS, PLAN_ID_DIGITS, Step
 from fedelmy_node.domain.reports import Signed
+from fedelmy_node.domain.step_traits import TRAIN, Traits
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.identity.signatures import Purpose, sign
 from fedelmy_node.training.models import check_model
 from fedelmy_node.training.seeds import derive
-from fedelmy_node.training.strategies import settings_for
+from fedelmy_node.training.strategies import declared_traits, operations_of, result_of, settings_for
 
 _MAX_REASON = 500
 
@@ -43,7 +44,7 @@ def _check(federation: Federation) -> None:
     check_model(federation.recipe.model.name)
     settings_for(federation.recipe.strategy)
     sites = [member.name for member in federation.members]
-    build_wiring(federation.topology, federation.topology_settings, sites)
+    build_wiring(federation, sites)
 
 
 def new_run_id(federation: Federation) -> RunId:
@@ -57,11 +58,14 @@ def compile_plan(federation: Federation, run: RunId) -> Plan:
     sites = [member.name for member in federation.members]
     if federation.order == "random":
         random.Random(derive(federation.recipe.seed, "order")).shuffle(sites)
-    training = build_wiring(federation.topology, federation.topology_settings, sites)
-    if federation.deliver == "last":
+    training = build_wiring(federation, sites)
+    strategy = federation.recipe.strategy.name
+    result = result_of(strategy)
+    deliver = "last" if result.is_personal else federation.deliver
+    if deliver == "last" and not result.is_personal:
         training = training.ending_with(training.results[-1])
         _check_keeper(federation, site_of(training.results[-1]))
-    steps = training.steps + delivery_steps(training, federation.deliver)
+    steps = training.steps + delivery_steps(training, deliver)
     if len(steps) > MAX_STEPS:
         message = f"the run would have {len(steps)} steps; the limit is {MAX_STEPS}"
         raise ConfigError("E-CONFIG-VALUE", message, hint="Use fewer rounds or fewer sites.")
@@ -75,9 +79,17 @@ def compile_plan(federation: Federation, run: RunId) -> Plan:
             for each in federation.members
         ),
         steps=steps,
+        operations=_declared(strategy, steps),
+        result=result.operation or TRAIN,
     )
     _check_skippable(plan)
     return plan
+
+
+def _declared(strategy: str, steps: Sequence[Step]) -> dict[str, Traits]:
+    """The traits of the operations that the plan uses, if they are not the built-in ones."""
+    used, traits = {step.kind for step in steps}, declared_traits(strategy)
+    return {operation: traits[operation] for operation in sorted(used & traits.keys())}
 
 
 def _check_keeper(federation: Federation, keeper: SiteName) -> None:
@@ -89,6 +101,14 @@ def _check_keeper(federation: Federation, keeper: SiteName) -> None:
 
 
 def _check_skippable(plan: Plan) -> None:
+    skippable = [site.site for site in plan.sites if site.absence.on_unreachable == "skip"]
+    operations = operations_of(plan.recipe.strategy.name)
+    used = {step.kind for step in plan.steps if step.site in skippable} & operations.keys()
+    if fixed := sorted(name for name in used if not operations[name].is_replaceable):
+        names, strategy = ", ".join(skippable), plan.recipe.strategy.name
+        message = f"strategy {strategy!r} cannot go on without operation {fixed[0]!r}, so {names}"
+        hint = f'Set on_unreachable = "wait" or "abort" for {names}.'
+        raise ConfigError("E-CONFIG-VALUE", f"{message} cannot be skipped", hint=hint)
     if plan.stuck:
         names = ", ".join(plan.stuck)
         message = f"{names} cannot be skipped: the following sites need the merge made there"

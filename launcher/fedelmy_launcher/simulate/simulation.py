@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName, StepId, file_stem
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.domain.plan_steps import Edge, Step, StepKind, in_order
+from fedelmy_node.domain.plan_steps import Edge, Step, in_order
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, STATE, operation_of
 from fedelmy_node.store.durable_files import cannot_write, file_sha256
 from fedelmy_node.training.data import parse_source
-from fedelmy_node.training.job import JOBS, DataSpec, Input, Job, Outcome
+from fedelmy_node.training.job import DataSpec, Input, Job, Outcome
 
 
 def data_of(federation: Federation) -> Mapping[SiteName, DataSpec]:
@@ -44,15 +46,19 @@ class Simulation:
         emit: Callable[[Event], None],
         *,
         code: Collection[str] = (),
+        weights: Path | None = None,
     ) -> None:
-        """`code`: the allowed functions as `module:function`."""
+        """`code`: the allowed functions as `module:function`; `weights`: of all sites."""
         self._plan = plan
         self._data = data
         self._directory = directory
         self._emit = emit
         self._code = tuple(code)
+        self._weights = weights
         self._seq = 0
         self._bundles: dict[StepId, tuple[Path, str, int]] = {}
+        self._states: dict[StepId, tuple[Path, str]] = {}
+        self._contributors: dict[StepId, set[StepId]] = {}
         self._edges_to: dict[StepId, list[Edge]] = {}
         for edge in plan.edges:
             self._edges_to.setdefault(edge.target, []).append(edge)
@@ -70,7 +76,8 @@ class Simulation:
             self._event(site, None, EventKind.RUN, {"state": RunState.RUNNING})
         for step in in_order(self._plan.steps):
             self._receive(step)
-            if step.kind == StepKind.DELIVER:
+            self._contributors[step.id] = self._trained_by(step)
+            if step.kind == DELIVER:
                 self._bundles[step.id] = self._bundles[step.needs[0]]
                 self._done(step, {})
             else:
@@ -84,28 +91,54 @@ class Simulation:
 
     def evaluate(self, bundle: Path, site: SiteName) -> Mapping[str, Any]:
         """Counts and metrics of a bundle of this recipe on a site's test data."""
-        job = self._job(StepKind.EVALUATE, site, 0, None)
-        return self._execute(job, (Input(bundle, file_sha256(bundle)),), lambda *_: None).report
+        job = self._job(EVALUATE, site, 0, None)
+        given = Input(bundle, file_sha256(bundle), operation=DELIVER)
+        return self._execute(job, (given,), lambda *_: None).report
 
     def _compute(self, step: Step) -> Outcome:
-        output = None
-        if step.kind != StepKind.EVALUATE:
+        traits, output = self._plan.traits(step.id), None
+        if traits.has_output:
             output = self._directory / file_stem(step.id) / "output.safetensors"
             try:
                 output.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise cannot_write(output.parent, error) from error
         job = self._job(step.kind, step.site, step.visit, output)
-        inputs = tuple(Input(*self._bundles[need][:2]) for need in step.needs)
+        if output is not None and traits.keeps_state:
+            job = replace(job, state=output.with_name("state.safetensors"))
+        inputs = tuple(self._input(step, need) for need in step.needs)
         emit = partial(self._event, step.site, step.id)
-        outcome = self._execute(job, inputs, emit)
+        outcome = self._execute(job, (*inputs, *self._state_for(step)), emit)
         if output is not None:
             self._bundles[step.id] = output, outcome.sha256 or "", outcome.bytes
+        if job.state is not None and outcome.state_sha256:
+            self._states[step.id] = job.state, outcome.state_sha256
         return outcome
 
-    def _job(self, kind: StepKind, site: SiteName, visit: int, output: Path | None) -> Job:
+    def _input(self, step: Step, need: StepId) -> Input:
+        path, sha256, _ = self._bundles[need]
+        return Input(path, sha256, operation=operation_of(need), role=step.role_of(need))
+
+    def _trained_by(self, step: Step) -> set[StepId]:
+        """The steps that contributed to the output of a step."""
+        before = (self._contributors[need] for need in step.needs)
+        return set().union({step.id} if self._plan.traits(step.id).trains else (), *before)
+
+    def _state_for(self, step: Step) -> tuple[Input, ...]:
+        """The state that the last step of the site left whose work the inputs contain."""
+        if not self._plan.traits(step.id).keeps_state:
+            return ()
+        before = [s for s in self._contributors[step.id] - {step.id} if s in self._states]
+        visits = {known.id: known.visit for known in self._plan.steps if known.site == step.site}
+        own = [known for known in before if known in visits]
+        if not own:
+            return ()
+        last = max(own, key=visits.__getitem__)
+        return (Input(*self._states[last], operation=operation_of(last), role=STATE),)
+
+    def _job(self, kind: str, site: SiteName, visit: int, output: Path | None) -> Job:
         return Job(
-            kind=JOBS[kind],
+            kind=kind,
             site=site,
             visit=visit,
             recipe=self._plan.recipe,
@@ -114,6 +147,7 @@ class Simulation:
             output=output,
             features=self._plan.recipe.features,
             code=self._code,
+            weights=self._weights,
         )
 
     @staticmethod

@@ -15,10 +15,10 @@ from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_launcher.view.site_progress import UNASKED, Handover, SiteProgress
 from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import StepId, site_of
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import DELIVER, MERGE, TRAIN
 from fedelmy_node.domain.text import bytes_text, duration_text
 
-_PRODUCES_MODEL: Final = (StepKind.TRAIN, StepKind.MERGE)
+_PRODUCES_MODEL: Final = (TRAIN, MERGE)
 _BEFORE_START: Final[Mapping[str, list[str]]] = {
     "asking": ["asked to take part", "asked"],
     RunState.PENDING: [
@@ -146,13 +146,13 @@ def _waiting(progress: RunProgress, site: SiteProgress, now: float) -> list[str]
         return own if step.needs else ["about to start", "starting"]
     others = list(dict.fromkeys(site_of(need) for need in needs))
     names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-    if step.kind == StepKind.DELIVER:
+    if step.kind == DELIVER:
         return [
             f"waiting for the result from {names}",
             "waiting for the result",
             "waiting for result",
         ]
-    if step.kind == StepKind.MERGE and len(step.needs) > 1:
+    if step.kind == MERGE and len(step.needs) > 1:
         here = f"has {len(step.needs) - len(needs)} of {len(step.needs)} models"
         return [f"{here}, waiting for {names}", f"{here}, waiting", here]
     if len(others) > 1 or others[0] not in progress.sites:
@@ -214,8 +214,8 @@ def training_left(progress: RunProgress, now: float) -> Forecast | None:
     over = (StepState.DONE, StepState.SKIPPED)
     states = {step.id: progress.state_of(step.id) for step in progress.steps}
     ahead = [s for s in progress.steps if s.kind in _PRODUCES_MODEL and states[s.id] not in over]
-    train = {step.id: step for step in ahead if step.kind == StepKind.TRAIN}
-    known = [progress.seconds_of(step.id) for step in progress.steps if step.kind == StepKind.TRAIN]
+    train = {step.id: step for step in ahead if step.kind == TRAIN}
+    known = [progress.seconds_of(step.id) for step in progress.steps if step.kind == TRAIN]
     taken = [seconds for seconds in known if seconds is not None]
     left: dict[StepId, float] = {}
     for step in train.values():

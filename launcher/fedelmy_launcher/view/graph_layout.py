@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from fedelmy_launcher.control.outcome import OutlineStep
 from fedelmy_node.domain.names import site_of
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import MERGE, TRAIN
 
 Kind = Literal["line", "ring", "mesh", "groups"]
 MAX_LINKS: Final = 1000
@@ -25,7 +25,7 @@ Link = tuple[str, str]
 
 def shape_of(steps: Iterable[OutlineStep]) -> dict[str, Any]:
     """`kind`, `groups` (sites in training order) and `links` (pairs of sender and receiver)."""
-    made = [step for step in steps if step.kind in (StepKind.TRAIN, StepKind.MERGE)]
+    made = [step for step in steps if step.kind in (TRAIN, MERGE)]
     sites = list(dict.fromkeys(step.site for step in made))
     kinds = {step.id: step.kind for step in made}
     chained: dict[Link, None] = {}
@@ -35,8 +35,8 @@ def shape_of(steps: Iterable[OutlineStep]) -> dict[str, Any]:
             link = (site_of(need), step.site)
             if link[0] == link[1] or link[0] not in sites:
                 continue
-            both = {step.kind, kinds.get(need, StepKind.TRAIN)}
-            (chained if both == {StepKind.TRAIN} else merged)[link] = None
+            both = {step.kind, kinds.get(need, TRAIN)}
+            (chained if both == {TRAIN} else merged)[link] = None
     groups = _groups(sites, chained)
     links = list(dict.fromkeys([*chained, *merged]))
     return {

@@ -23,8 +23,9 @@ from fedelmy_launcher.view.site_progress import UNASKED, SiteProgress
 from fedelmy_node.domain.artifact import Origin, Skip
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, edge_ends, site_of
-from fedelmy_node.domain.plan_steps import MAX_STEPS, StepKind, kind_of
+from fedelmy_node.domain.plan_steps import MAX_STEPS
 from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.step_traits import DELIVER, TRAIN, operation_of
 from fedelmy_node.domain.text import clean
 
 
@@ -145,7 +146,7 @@ class RunProgress:
 
     def visits_of(self, site: SiteName) -> tuple[int, int]:
         """A site's finished train steps, and all of them."""
-        mine = [step.id for step in self._steps_at.get(site, ()) if step.kind == StepKind.TRAIN]
+        mine = [step.id for step in self._steps_at.get(site, ()) if step.kind == TRAIN]
         over = (StepState.DONE, StepState.SKIPPED)
         return sum(self.state_of(step) in over for step in mine), len(mine)
 
@@ -166,9 +167,9 @@ class RunProgress:
                 found[need] = None
         return list(found)
 
-    def _kind_of(self, step: StepId) -> StepKind | None:
+    def _kind_of(self, step: StepId) -> str | None:
         known = self._by_id.get(step)
-        return known.kind if known else kind_of(step)
+        return known.kind if known else operation_of(step)
 
     def _received(self, event: Event) -> None:
         edge = event.data.get("edge")
@@ -192,7 +193,7 @@ class RunProgress:
         out = {left.step for left in self.outcome().left_out}
         for name, site in self.sites.items():
             mine = self._steps_at.get(name, ())
-            site.skipped = any(step.id in out for step in mine if step.kind == StepKind.TRAIN)
+            site.skipped = any(step.id in out for step in mine if step.kind == TRAIN)
 
     @property
     def has_ended(self) -> bool:
@@ -213,8 +214,8 @@ class RunProgress:
         skipped = {*self._around, *(skip.step for origin in origins for skip in origin.skipped)}
         skipped |= left_behind(self.steps, skipped).keys()
         inside = {step for origin in origins for step in origin.contributors}
-        trained = all(step.id in skipped | inside for step in mine if step.kind == StepKind.TRAIN)
-        undelivered = all(step.id in skipped for step in mine if step.kind == StepKind.DELIVER)
+        trained = all(step.id in skipped | inside for step in mine if step.kind == TRAIN)
+        undelivered = all(step.id in skipped for step in mine if step.kind == DELIVER)
         return bool(mine) and trained and (undelivered or even_evaluation)
 
     def outcome(self) -> Outcome:

@@ -14,7 +14,7 @@ from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_launcher.view.site_progress import SiteProgress
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import site_of
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def _wait_of(progress: RunProgress, site: SiteProgress) -> str:
     step = progress.next_step(site.site)
     if step is None:
         return "done here; other sites are still running"
-    if step.kind in (StepKind.DELIVER, StepKind.EVALUATE):
+    if step.kind in (DELIVER, EVALUATE):
         return "wait for the result"
     needs = progress.needs_of(step)
     before = progress.sites.get(site_of(needs[0])) if len(needs) == 1 else None

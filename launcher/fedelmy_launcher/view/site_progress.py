@@ -10,7 +10,7 @@ from typing import Any, Final
 from fedelmy_node.domain.event_text import narrate
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN
 
 LOSSES: Final = 20
 """Epochs of the current step whose losses are kept for a sparkline."""
@@ -19,10 +19,7 @@ _MOST_PEERS: Final = 1000
 _MOST_HANDOVERS: Final = 1000
 _SPEED_EVENTS: Final = 6
 """Window for a hand-over's speed; events come about once a second."""
-_FIRST_ACTIVITY: Final[Mapping[StepKind | None, str]] = {
-    StepKind.EVALUATE: "evaluating",
-    StepKind.MERGE: "merging",
-}
+_FIRST_ACTIVITY: Final[Mapping[str | None, str]] = {EVALUATE: "evaluating", MERGE: "merging"}
 """Other steps load first."""
 
 
@@ -160,7 +157,7 @@ class SiteProgress:
             return None
         return max(0.0, self.ends_at - self.clock_ahead_seconds - now)
 
-    def add(self, event: Event, kind: StepKind | None) -> None:
+    def add(self, event: Event, kind: str | None) -> None:
         """Fold one of the site's events, in order; `kind`: that of the event's step."""
         data = event.data
         self.silent = False
@@ -169,7 +166,7 @@ class SiteProgress:
                 self._run(data)
             case EventKind.STEP:
                 self._step(event, kind)
-            case EventKind.BEGUN if kind not in (StepKind.EVALUATE, StepKind.MERGE):
+            case EventKind.BEGUN if kind not in (EVALUATE, MERGE):
                 self.doing = "training"
             case EventKind.RESUMED:
                 self._place(data)
@@ -201,7 +198,7 @@ class SiteProgress:
         if data.get("code"):
             self.problem = f"{data['code']}: {data.get('message', '')}"
 
-    def _step(self, event: Event, kind: StepKind | None) -> None:
+    def _step(self, event: Event, kind: str | None) -> None:
         assert event.step is not None
         state, data = StepState(event.data["state"]), event.data
         self.doing, self.ends_at = "queued" if state == StepState.QUEUED else "", None
@@ -209,18 +206,18 @@ class SiteProgress:
             self.begun[event.step] = event.time
             self.doing = _FIRST_ACTIVITY.get(kind, "loading")
             self.problem = ""
-            if kind == StepKind.TRAIN:
+            if kind == TRAIN:
                 self.losses.clear()
                 self.member = self.members_done = self.epoch = 0
         elif state == StepState.DONE and event.step in self.begun:
             self.took[event.step] = max(0.0, event.time - self.begun[event.step])
         if state == StepState.FAILED:
             self.problem = f"{data.get('code', '')}: {data.get('message', '')}"
-        elif state == StepState.DONE and kind == StepKind.EVALUATE:
+        elif state == StepState.DONE and kind == EVALUATE:
             self.evaluation = data.get("result", {})
-        elif state == StepState.DONE and kind == StepKind.DELIVER:
+        elif state == StepState.DONE and kind == DELIVER:
             self.sha256, self.size = data.get("sha256", ""), data.get("bytes", 0)
-        elif state == StepState.DONE and kind == StepKind.TRAIN:
+        elif state == StepState.DONE and kind == TRAIN:
             self.seconds += event.time - self.begun.get(event.step, event.time)
             self.members_done = self.members
             pooled = data.get("result", {}).get("validation_accuracy")
@@ -247,7 +244,7 @@ class SiteProgress:
         edge = str(data.get("edge") or peer)
         if event.kind == EventKind.SENT:
             self.handovers.pop(edge, None)
-            if data["carries"] == StepKind.DELIVER:
+            if data["carries"] == DELIVER:
                 self.delivered += data["bytes"]
             else:
                 self.sent += data["bytes"]

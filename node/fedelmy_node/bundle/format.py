@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from fedelmy_node.config.decode import canonical_json, parse_json
 from fedelmy_node.domain.artifact import TensorInfo
 from fedelmy_node.domain.errors import BundleError, StoreError
+from fedelmy_node.domain.federation import Frozen
 
 ITEM_BYTES: Final = (
     dict.fromkeys(("BOOL", "U8", "I8"), 1)
@@ -193,9 +194,16 @@ KEY: Final = "fedelmy"
 _FORMAT: Final = 1
 
 
-def metadata_text(groups: Iterable[str], aliases: Mapping[str, str]) -> str:
-    """Return the metadata of a bundle; `aliases` maps further names to its tensors."""
+def metadata_text(
+    groups: Iterable[str], aliases: Mapping[str, str], frozen: Frozen | None = None
+) -> str:
+    """Return the metadata of a bundle; `aliases` maps further names to its tensors.
+
+    `frozen` makes the digests of equal heads on different backbones differ.
+    """
     table = {"format": _FORMAT, "groups": sorted(groups), "aliases": aliases}
+    if frozen is not None:
+        table["frozen"] = frozen
     return canonical_json(table).decode()
 
 

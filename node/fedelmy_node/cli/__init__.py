@@ -10,6 +10,7 @@ _COMMANDS = {
     "identity": ("identity:identity", "Create, show and install this site's key and certificate."),
     "runs": ("runs:runs", "List, show, approve and prune the runs of this node."),
     "model": ("model:model", "Export, evaluate and use the result of a run."),
+    "weights": ("weights:weights", "Import and list weights that models may start from."),
     "audit": ("audit:audit", "Verify and read the audit log."),
     "backup": ("backup:backup", "Back up this site to one file, even while the node runs."),
     "restore": ("backup:restore", "Restore a site's state directory from a backup."),

@@ -49,32 +49,51 @@ def model() -> None:
     is_flag=True,
     help="Write the bundle exactly as transferred instead of a plain state dict.",
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["safetensors", "onnx"]),
+    help="Format of the file; by default its suffix decides.",
+)
 @state_option
 @json_option
-def export(run: str | None, out: Path, bundle: bool, state: Path, as_json: bool) -> None:
-    """Write the result of RUN as a safetensors file.
+def export(
+    run: str | None, out: Path, bundle: bool, form: str | None, state: Path, as_json: bool
+) -> None:
+    """Write the result of RUN as a safetensors or ONNX file.
 
-    The file is a plain state dict: `module.load_state_dict(safetensors.torch.load_file(FILE))`.
-    Model, classes and input format are in its metadata.
+    A safetensors file is a plain state dict:
+    `module.load_state_dict(safetensors.torch.load_file(FILE))`. Model, classes and input format are
+    in its metadata. An ONNX file takes images with values from 0 to 1 and gives the probability of
+    every class; it is checked against the model and needs `pip install 'fedelmy[onnx]'`.
 
     \b
     Examples:
       fedelmy-node model export --out model.safetensors
+      fedelmy-node model export --out model.onnx
       fedelmy-node model export xray-20270301-120000-4f2a --bundle --out bundle.safetensors
     """
     from fedelmy_node.domain.errors import ConfigError
     from fedelmy_node.store.durable_files import replacing
 
-    suffixes = ("", ".safetensors", ".bundle" if bundle else "")
-    if out.suffix.lower() not in suffixes:
-        message = f"cannot write {out}: a model is exported as safetensors, not {out.suffix}"
-        hint = f"Use --out {out.with_suffix('.safetensors')}; convert that file if you need to."
+    suffix = out.suffix.lower()
+    form = form or ("onnx" if suffix == ".onnx" and not bundle else "safetensors")
+    if suffix not in ("", f".{form}", ".bundle" if bundle else ""):
+        message = f"cannot write {out}: a model is exported as {form}, not {out.suffix}"
+        hint = f"Use --out {out.with_suffix(f'.{form}')}; convert that file if you need to."
         raise ConfigError("E-CONFIG-VALUE", message, hint=hint)
+    if bundle and form == "onnx":
+        message = "a bundle is written as it was transferred, which is not ONNX"
+        raise ConfigError("E-CONFIG-VALUE", message, hint="Omit --bundle or --format.")
     _check_new(out, "--out")
     found = _find(run, state)
     if bundle:
         with replacing(out, mode=0o644) as partial:
             shutil.copyfile(found.path, partial)
+    elif form == "onnx":
+        from fedelmy_node.training.evaluation.onnx_export import export_onnx
+
+        export_onnx(found, out)
     else:
         from fedelmy_node.training.evaluation.inference import export_model
 

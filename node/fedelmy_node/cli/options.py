@@ -95,6 +95,12 @@ def site_options(function: F) -> F:
         _site_option(
             "FEDELMY_INDICES", "--indices", type=click.Path(path_type=Path), help=_INDICES
         ),
+        _site_option(
+            "FEDELMY_WEIGHTS",
+            "--weights",
+            type=click.Path(path_type=Path, file_okay=False),
+            help="Directory of the weights that models start from.  [default: STATE/weights]",
+        ),
         _site_option("FEDELMY_LISTEN", "--listen", metavar="HOST:PORT", help=address),
         _site_option("FEDELMY_ADVERTISE", "--advertise", metavar="HOST:PORT", help=_ADVERTISE),
         _site_option(

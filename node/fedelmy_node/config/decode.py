@@ -25,19 +25,23 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from fedelmy_node.domain.errors import ConfigError
-from fedelmy_node.domain.names import AT_MOST
+from fedelmy_node.domain.names import AT_MOST, LATER
 
 
 def suggestion(name: str, known: Iterable[str], plural: str) -> str:
     """Return `Did you mean 'mlp'?`, or `Models: mlp, cnn.` without a close match."""
+    names = list(known)
+    return _close(name, names) or f"{plural}: {', '.join(names) or 'none'}."
+
+
+def _close(name: str, names: Iterable[Any]) -> str:
+    """Return `Did you mean 'mlp'?`; empty without a close match."""
     import difflib  # only needed after a mistake
 
-    names = list(known)
-    folded = {known_name.casefold(): known_name for known_name in reversed(names)}
+    texts = [known for known in names if isinstance(known, str)]
+    folded = {known.casefold(): known for known in reversed(texts)}
     close = difflib.get_close_matches(name[:100].casefold(), folded, n=1)
-    if close:
-        return f"Did you mean {folded[close[0]]!r}?"
-    return f"{plural}: {', '.join(names) or 'none'}."
+    return f"Did you mean {folded[close[0]]!r}?" if close else ""
 
 
 MAX_DEPTH: Final = 32
@@ -114,10 +118,13 @@ def decode(schema: type[T], value: object, where: str = "") -> T:
 
 
 def encode(value: object) -> Any:
-    """Convert to plain dicts, lists and scalars, the inverse of `decode`; omit None fields."""
+    """Convert to plain dicts, lists and scalars, the inverse of `decode`.
+
+    Fields that are None are omitted, and those marked `later` that have their default.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {name: encode(item) for name, item in pairs if item is not None}
+        pairs = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {field.name: encode(item) for field, item in pairs if not _is_omitted(field, item)}
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -125,6 +132,13 @@ def encode(value: object) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value.value if isinstance(value, Enum) else value
+
+
+def _is_omitted(field: dataclasses.Field[Any], value: object) -> bool:
+    if value is None or not field.metadata.get(LATER):
+        return value is None
+    made = field.default_factory
+    return bool(value == (field.default if made is dataclasses.MISSING else made()))
 
 
 def canonical_json(value: object) -> bytes:
@@ -215,16 +229,29 @@ def _union(arguments: tuple[Any, ...], value: object, where: str) -> Any:
     if len(choices) == 1:
         return _decode(choices[0], value, where)
     for choice in choices:
-        if type(value) is choice:
+        if _may_be(choice, value):
             return _decode(choice, value, where)
     raise _wrong(where, " or ".join(_noun(choice) for choice in choices), value)
+
+
+def _may_be(choice: Any, value: object) -> bool:
+    """Whether `choice` is the member of a union to decode `value` with."""
+    origin = typing.get_origin(choice)
+    if origin is typing.Literal:
+        return isinstance(value, str) and value in typing.get_args(choice)
+    if origin is tuple:
+        return isinstance(value, list | tuple)
+    return isinstance(value, Mapping) if origin in (dict, Mapping) else type(value) is choice
 
 
 def _literal(choices: tuple[Any, ...], value: object, where: str) -> Any:
     for choice in choices:
         if type(value) is type(choice) and value == choice:
             return choice
-    raise _wrong(where, " or ".join(repr(choice) for choice in choices), value)
+    error = _wrong(where, " or ".join(repr(choice) for choice in choices), value)
+    if isinstance(value, str):
+        error.hint = _close(value, choices) or error.hint
+    raise error
 
 
 def _tuple(arguments: tuple[Any, ...], value: object, where: str) -> Any:
@@ -281,6 +308,12 @@ _NOUNS: Final = {
 
 
 def _noun(schema: Any) -> str:
+    if typing.get_origin(schema) is typing.Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(schema))
+    if typing.get_origin(schema) in (dict, Mapping):
+        return "a table"
+    if typing.get_origin(schema) is tuple:
+        return "a list"
     return _NOUNS.get(schema, getattr(schema, "__name__", str(schema)))
 
 

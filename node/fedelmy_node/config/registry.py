@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 TORCHVISION: Final = "torchvision:"
 """Prefix of torchvision's classifiers, which look like `module:function` but are built in."""
+TIMM: Final = "timm:"
+"""Prefix of timm's classifiers, likewise; the package is optional."""
 _RESERVED: Final = (
     {"__main__", "fedelmy_node", "fedelmy_launcher", "fedelmy_proto"}
     | {"_distutils_hack", "pip", "pkg_resources", "setuptools", "wheel"}
     | {"click", "cryptography", "google", "grpc", "grpc_health", "grpc_reflection", "jinja2"}
     | {"joblib", "matplotlib", "mpl_toolkits", "numpy", "PIL", "prometheus_client", "rich"}
-    | {"safetensors", "scipy", "sklearn", "torch", "torchvision"}
+    | {"safetensors", "scipy", "sklearn", "timm", "torch", "torchvision"}
 )
 """Modules of every installation, refused like Python's own: none belongs to the site."""
 _IDENTIFIER: Final = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -40,7 +42,7 @@ _CODE_NAME: Final = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}"
 
 def is_code(text: str) -> bool:
     """Return whether a text has the form `module:function`."""
-    return _CODE_NAME.fullmatch(text) is not None and not text.startswith(TORCHVISION)
+    return _CODE_NAME.fullmatch(text) is not None and not text.startswith((TORCHVISION, TIMM))
 
 
 def is_importable(text: str) -> bool:

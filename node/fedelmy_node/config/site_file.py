@@ -66,6 +66,8 @@ class _SiteTable:
     """Finished runs to keep on disk; older ones are pruned."""
     metrics: str = "off"
     """[HOST:]PORT of Prometheus metrics; HOST defaults to 127.0.0.1."""
+    weights: str | None = None
+    """Directory of the weights that models start from; default: weights in the state directory."""
 
     def __post_init__(self) -> None:
         valid = 0 < self.stall_seconds <= 86_400
@@ -97,11 +99,14 @@ class TrainerSettings:
     """On a GPU: mixed precision, and torch.compile where useful; false: float32 throughout."""
     data_memory_mb: int | None = None
     """MiB of samples in memory, the rest on disk; default: half of the available memory."""
+    features_mb: int = 4096
+    """MiB on disk for the features of frozen models, computed once; 0: keep none."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.processes <= 64, "processes must be 1 to 64")
         valid = self.data_memory_mb is None or 0 <= self.data_memory_mb <= 1 << 24
         _require(valid, "data_memory_mb must be 0 to 16777216")
+        _require(0 <= self.features_mb <= 1 << 24, "features_mb must be 0 to 16777216")
 
     @property
     def data_bytes(self) -> int | None:
@@ -169,6 +174,7 @@ class Given:
     device: str | None = None
     keep_pool: bool | None = None
     metrics: str | None = None
+    weights: Path | None = None
     insecure: bool = False
 
 
@@ -200,6 +206,8 @@ class SiteConfig:
     direction: Direction = "push"
     advertise: Address | None = None
     """Public address; None: not configured."""
+    weights: Path = Path()
+    """The directory of weights; may not exist."""
 
     def __post_init__(self) -> None:
         if self.direction == "pull" and not self.peers:
@@ -246,7 +254,17 @@ def load_site_config(given: Given) -> SiteConfig:
         trainer=file.trainer,
         direction=given.direction or site.direction,
         advertise=None if advertise is None else public_address(advertise),
+        weights=_weights(given, path, site.weights),
     )
+
+
+def _weights(given: Given, path: Path, configured: str | None) -> Path:
+    """A relative path in site.toml is relative to that file."""
+    if given.weights is not None:
+        return given.weights.absolute()
+    if configured is not None:
+        return path.absolute().parent / configured
+    return given.state.absolute() / "weights"
 
 
 def default_state() -> Path:

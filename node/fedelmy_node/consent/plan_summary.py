@@ -8,13 +8,16 @@ from typing import Any
 
 from fedelmy_node.config.consent_table import Consent
 from fedelmy_node.consent.rules import may_start_fresh
+from fedelmy_node.domain.federation import Training
 from fedelmy_node.domain.names import site_of
 from fedelmy_node.domain.plan import Slice
-from fedelmy_node.domain.plan_steps import Edge, StepKind
+from fedelmy_node.domain.plan_steps import Edge
+from fedelmy_node.domain.step_traits import BUILT_IN, DELIVER, EVALUATE, MERGE, TRAIN, operation_of
 from fedelmy_node.domain.text import bytes_text, clean, duration_text
 from fedelmy_node.store.records import Prepared
 from fedelmy_node.training.models import model_origin
-from fedelmy_node.training.strategies import Effort, effort_of, is_weighted, strategy_origin
+from fedelmy_node.training.operations import NO_EFFORT, Effort
+from fedelmy_node.training.strategies import effort_of, is_weighted, strategy_origin
 
 _SHOWN = 12
 _NUMBERS = {
@@ -48,12 +51,34 @@ def _sentences(prepared: Prepared, consent: Consent) -> Iterator[str]:
         f" {bytes_text(int(report.get('bundle_bytes', 0)))} per transfer. It distinguishes"
         f" {len(classes)} classes: {_list(repr(name) for name in classes)}."
     )
+    yield from _weights(plan, report)
     yield from _code(plan)
     yield from _work(plan, report.get("samples", {}))
     yield from _traffic(plan)
     yield from _unreachable(plan)
     yield from _disclosure(plan, consent)
     yield "The samples themselves never leave this site."
+
+
+def _weights(plan: Slice, report: Mapping[str, Any]) -> Iterator[str]:
+    """Say what the model starts from, and which part of it is trained and sent."""
+    model = plan.recipe.model
+    if model.weights is None:
+        return
+    yield (
+        f"The model starts from the weights {model.weights.file!r} of this site (sha256"
+        f" {model.weights.sha256})."
+    )
+    if new := report.get("new_tensors"):
+        yield f"New, with random values, are: {_list(repr(name) for name in new)}."
+    if model.frozen is not None:
+        patterns = [model.train] if isinstance(model.train, str) else model.train
+        part = "its head" if model.train == "head" else _list(repr(name) for name in patterns)
+        yield (
+            f"Of the model, only {part} is trained and sent:"
+            f" {_number(report.get('parameters'))} parameters. The other"
+            f" {_number(report.get('frozen_parameters'))} stay as in that file and are never sent."
+        )
 
 
 def _code(plan: Slice) -> Iterator[str]:
@@ -71,26 +96,50 @@ def _work(plan: Slice, samples: Mapping[str, Any]) -> Iterator[str]:
     recipe, training = plan.recipe, plan.recipe.training
     batches = -(-int(samples.get("train", 0)) // training.batch_size)
     for step in plan.steps:
-        if step.kind == StepKind.TRAIN:
-            effort = effort_of(recipe, begins=not step.needs)
+        traits = plan.traits(step.id)
+        effort = NO_EFFORT
+        if step.kind != DELIVER:
+            effort = effort_of(recipe, begins=not step.needs, operation=step.kind)
+        if effort.members:
             yield (
                 f"This site trains with strategy {recipe.strategy.name}: {_effort(effort)}. That is"
                 f" about {_number(effort.total_epochs * batches)} optimizer steps with batch size"
                 f" {training.batch_size}, on {_count(training.threads, 'CPU thread')} or a GPU."
             )
             if step.needs and may_start_fresh(plan, step):
-                longer = _effort(effort_of(recipe, begins=True))
+                longer = _effort(effort_of(recipe, begins=True, operation=step.kind))
                 yield f"If all sites before it are skipped, it trains a new model: {longer}."
-        elif step.kind == StepKind.MERGE:
+        elif step.kind == MERGE and traits == BUILT_IN[MERGE]:
             yield f"This site averages {_count(len(step.needs), 'model')}, without using samples."
-        elif step.kind == StepKind.EVALUATE:
+        elif step.kind not in (DELIVER, EVALUATE):
+            uses = "on samples of this site" if traits.reads_data else "without using samples"
+            given = _count(len(step.needs), "input")
+            yield f"This site computes operation {step.kind} with {given}, {uses}."
+        elif step.kind == EVALUATE:
             tests = _number(samples.get("test"))
             yield f"This site evaluates the final model on its {tests} test samples."
-    if any(step.kind == StepKind.TRAIN for step in plan.steps):
+    if any(plan.traits(step.id).trains for step in plan.steps):
         yield (
             f"Training uses {_number(samples.get('train'))} training samples of this site, and"
             f" {_number(samples.get('validation'))} validation samples to select the best model."
         )
+        yield from _method(training)
+
+
+def _method(training: Training) -> Iterator[str]:
+    """What the recipe changes of ordinary training: time, and the use of this site's data."""
+    if training.optimizer != "adam" or training.schedule != "constant":
+        yield f"The optimizer is {training.optimizer}, its learning rate {training.schedule}."
+    if training.sam_rho:
+        yield "Each gradient is computed twice (SAM), so training takes about twice as long."
+    if training.early_stopping is not None:
+        patience = _count(training.early_stopping, "epoch")
+        yield f"The epochs are an upper limit: a model is done after {patience} without progress."
+    if training.class_weights == "balanced" or training.loss == "prior_corrected":
+        yield "The training loss uses this site's class counts; it does not send them."
+    if isinstance(training.class_weights, Mapping):
+        weights = (f"{name!r} {weight:g}" for name, weight in training.class_weights.items())
+        yield f"Samples of some classes have other weights than 1: {_list(weights)}."
 
 
 def _effort(effort: Effort) -> str:
@@ -101,18 +150,24 @@ def _effort(effort: Effort) -> str:
 
 
 def _traffic(plan: Slice) -> Iterator[str]:
-    incoming = {StepKind.DELIVER: "the final model", StepKind.MERGE: "a model to average"}
+    incoming = {DELIVER: "the final model", MERGE: "a model to average"}
     for edge in plan.edges_in:
         what = incoming.get(edge.carries, "the model to continue with")
         yield f"Site {edge.sender} sends this site {what}{_condition(edge)}."
     for edge in plan.edges_out:
-        merged = plan.step(edge.source).kind == StepKind.MERGE
-        what = "the averaged model" if merged else "the model it has trained"
-        what = "the final model" if edge.carries == StepKind.DELIVER else what
+        what = _outgoing(plan, edge)
         address = plan.neighbour(edge.receiver).address
         yield f"This site sends {what} to {edge.receiver} at {address}{_condition(edge)}."
     if not plan.edges_out:
         yield "This site sends no model to any other site."
+
+
+def _outgoing(plan: Slice, edge: Edge) -> str:
+    if edge.carries == DELIVER:
+        return "the final model"
+    source, traits = operation_of(edge.source), plan.traits(edge.source)
+    what = {TRAIN: "the model it has trained", MERGE: "the averaged model"}.get(source)
+    return what or f"the {traits.leaves} that operation {source} makes"
 
 
 def _condition(edge: Edge) -> str:

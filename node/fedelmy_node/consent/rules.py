@@ -13,9 +13,11 @@ from fedelmy_node.config.consent_table import Consent
 from fedelmy_node.config.registry import is_code
 from fedelmy_node.domain.errors import ConsentError
 from fedelmy_node.domain.plan import Slice
-from fedelmy_node.domain.plan_steps import Step, StepKind
+from fedelmy_node.domain.plan_steps import Step
+from fedelmy_node.domain.step_traits import DELIVER
 from fedelmy_node.domain.text import bytes_text
-from fedelmy_node.training.strategies import Effort, effort_of, is_weighted
+from fedelmy_node.training.operations import Effort
+from fedelmy_node.training.strategies import effort_of, is_weighted
 
 _SHOWN = 10
 
@@ -49,9 +51,13 @@ def refuse_bundle(plan: Slice, consent: Consent, bundle_bytes: int) -> None:
 
 
 def efforts(plan: Slice) -> list[Effort]:
-    """Return the largest possible effort of each train step of this site."""
-    trains = [step for step in plan.steps if step.kind == StepKind.TRAIN]
-    return [effort_of(plan.recipe, begins=may_start_fresh(plan, step)) for step in trains]
+    """Return the largest possible effort of each step of this site that trains."""
+    wanted = (
+        effort_of(plan.recipe, begins=may_start_fresh(plan, step), operation=step.kind)
+        for step in plan.steps
+        if step.kind != DELIVER
+    )
+    return [effort for effort in wanted if effort.members]
 
 
 def may_start_fresh(plan: Slice, step: Step) -> bool:

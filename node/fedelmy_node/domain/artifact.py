@@ -25,10 +25,13 @@ class TensorInfo:
     shape: tuple[int, ...]
 
 
-BLOCK_BYTES: Final = 1 << 20
-"""Size of every block but the last: fast to send, cheap to repeat."""
-SMALLEST_BLOCK_BYTES: Final = 64 << 10
-"""Every receiver accepts blocks this small; for links that break often."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BundleSpec:
+    """What every bundle of one operation has to be, as a trainer found out for a plan."""
+
+    manifest: tuple[TensorInfo, ...]
+    metadata: str
+    """The safetensors metadata; empty: not known, because older software did not record it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,13 +105,3 @@ class Parcel:
 
     offer: Offer
     path: Path
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """One piece of a bundle."""
-
-    index: int
-    data: bytes | memoryview
-    running_sha256: bytes
-    """Digest of the bundle up to and including `data`; in the last block, of the whole bundle."""

@@ -122,6 +122,7 @@ _KINDS: Final[Mapping[str, type[FedelmyError]]] = {
     **{kind.__name__.removesuffix("Error").upper(): kind for kind in FedelmyError.__subclasses__()},
     "AUDIT": StoreError,
     "BACKUP": StoreError,
+    "WEIGHTS": BundleError,
 }
 """Error class by the second part of the code."""
 
@@ -137,6 +138,8 @@ E-CONFIG-VALUE INVALID_ARGUMENT
     Fix the value; docs/federation.md and docs/site.md list the allowed values.
 E-CONFIG-MODEL INVALID_ARGUMENT
     Choose one of the models listed in docs/federation.md.
+E-CONFIG-TRAIN INVALID_ARGUMENT
+    Fix train under [model]; docs/federation.md describes patterns and what a head is.
 E-CONFIG-STRATEGY INVALID_ARGUMENT
     Choose one of the strategies listed in docs/federation.md.
 E-CONFIG-TOPOLOGY INVALID_ARGUMENT
@@ -274,6 +277,15 @@ E-BUNDLE-NONFINITE INVALID_ARGUMENT
     The sender's training diverged: lower the learning rate and check its losses.
 E-BUNDLE-CHANGE INVALID_ARGUMENT
     Contact the previous site; `max_change` under [consent] limits how far a model may move.
+
+E-WEIGHTS-MISSING FAILED_PRECONDITION
+    Put the file into the site's directory of weights with `fedelmy-node weights import FILE`.
+E-WEIGHTS-DIGEST FAILED_PRECONDITION
+    Get the file that the operator named, and compare `fedelmy-node weights list` with the plan.
+E-WEIGHTS-FORMAT INVALID_ARGUMENT
+    Use a safetensors file, or a torch state dict that contains tensors only.
+E-WEIGHTS-MODEL FAILED_PRECONDITION
+    Choose the model that the weights were made for, or weights of this model.
 
 E-TRANSFER-HASH DATA_LOSS
     The sender retries automatically; if it recurs, check memory and network.

@@ -143,8 +143,17 @@ def file_stem(name: str) -> str:
 
 
 AT_MOST: Final = "at_most"
+LATER: Final = "later"
 
 
 def at_most(entries: int) -> dict[str, int]:
     """Field metadata: the decoder refuses longer lists and tables before decoding their items."""
     return {AT_MOST: entries}
+
+
+def later() -> dict[str, bool]:
+    """Field metadata: encoded only if it differs from its default.
+
+    Older software refuses keys that it does not know, and accepts plans that do not use them.
+    """
+    return {LATER: True}

@@ -10,7 +10,7 @@ several alternative routes, and the first one journaled meets it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -22,6 +22,7 @@ from fedelmy_node.domain.names import (
     SiteName,
     StepId,
     at_most,
+    later,
     node_address,
     run_id,
     site_name,
@@ -38,9 +39,18 @@ from fedelmy_node.domain.plan_steps import (
     Route,
     Shortcut,
     Step,
-    StepKind,
     in_order,
     require,
+)
+from fedelmy_node.domain.step_traits import (
+    BUILT_IN,
+    DELIVER,
+    EVALUATE,
+    MAX_OPERATIONS,
+    TRAIN,
+    Traits,
+    operation_of,
+    traits_of,
 )
 
 K = TypeVar("K")
@@ -84,6 +94,12 @@ class Slice:
     shortcuts: tuple[Shortcut, ...] = field(default=(), metadata=at_most(MAX_EDGES))
     plan_id: str = ""
     """Random, and the same in every slice; unlike run names, never reused."""
+    operations: Mapping[str, Traits] = field(
+        default_factory=dict, metadata=at_most(MAX_OPERATIONS) | later()
+    )
+    """The strategy's own operations, and those that differ from `BUILT_IN`."""
+    result: str = field(default=TRAIN, metadata=later())
+    """The operation whose output is delivered."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -110,17 +126,26 @@ class Slice:
         own = self._by_id
         fed = {(edge.source, edge.target) for edge in self.edges_in if not edge.skips}
         require(len(own) == len(self.steps), "steps are repeated")
+        for operation in (DELIVER, EVALUATE):
+            require(operation not in self.operations, f"{operation} cannot be declared")
+        ends = {
+            end for edge in self.edges_in + self.edges_out for end in (edge.source, edge.target)
+        }
+        used = {operation_of(step) for step in (*own, *ends)}
+        if unknown := sorted(used - BUILT_IN.keys() - self.operations.keys()):
+            require(False, f"operation {unknown[0]} is not declared")
         for step in self.steps:
             require(step.site == self.site, "a step belongs to another site")
-            if step.kind == StepKind.MERGE:
+            traits = self.traits(step.id)
+            if traits.gathers:
                 require(bool(step.needs), f"{step.id} must have an input")
-            elif step.kind != StepKind.TRAIN:
+            elif not traits.trains:
                 require(len(step.needs) == 1, f"{step.id} must have one input")
             require(len(set(step.needs)) == len(step.needs), f"{step.id} repeats a need")
             for need in step.needs:
                 given = need in own or (need, step.id) in fed
                 require(given, f"no step or edge of the slice provides an input of {step.id}")
-                bundle = need not in own or own[need].kind != StepKind.EVALUATE
+                bundle = need not in own or self.traits(need).has_output
                 require(bundle, "a step needs the output of a step that has none")
 
     def _check_routes(self) -> None:
@@ -147,8 +172,9 @@ class Slice:
             require(ours, f"edge {edge.id} does not begin here")
             found = edge.receiver in known and edge.receiver != self.site
             require(found, f"the receiver of {edge.id} has no address")
-            bundle = own[edge.source].kind != StepKind.EVALUATE
-            require(bundle, "an edge begins at a step without a bundle")
+            traits = self.traits(edge.source)
+            require(traits.has_output, "an edge begins at a step without a bundle")
+            require(bool(traits.leaves), f"the output of {edge.source} may not leave its site")
         ids = [route.id for route in self._routes]
         require(len(set(ids)) == len(ids), "an edge is repeated")
         for route in self.edges_in + self.shortcuts:
@@ -163,16 +189,16 @@ class Slice:
         before: set[StepId | None] = {None}
         for step in self.ordered:
             shortcuts = into.get(step.id, ())
-            inputless = step.kind in (StepKind.TRAIN, StepKind.MERGE)
+            traits = self.traits(step.id)
             for shortcut in shortcuts:
-                possible = shortcut.source is not None or inputless
+                possible = shortcut.source is not None or traits.begins_alone
                 require(possible, f"{step.id} cannot begin without an input")
                 require(bool(shortcut.skips), f"{shortcut.id} skips nothing")
                 require(shortcut.source in before, f"{shortcut.id} begins after its target")
             dropped = {shortcut.need for shortcut in shortcuts if shortcut.source is None}
-            remains = step.kind != StepKind.MERGE or not dropped.issuperset(step.needs)
+            remains = not traits.gathers or not dropped.issuperset(step.needs)
             require(remains, f"{step.id} could be left without any input")
-            if step.kind != StepKind.EVALUATE:
+            if traits.has_output:
                 before.add(step.id)
 
     @property
@@ -223,6 +249,10 @@ class Slice:
     def step(self, step: StepId) -> Step:
         return self._by_id[step]
 
+    def traits(self, step: StepId) -> Traits:
+        """Return what the operation of a step is like; the step may be at another site."""
+        return traits_of(step, self.operations)
+
     def routes_to(self, step: StepId, need: StepId) -> tuple[Route, ...]:
         """Return all routes that can meet a need, fewest skips first; none for a local need."""
         return self._routes_to.get((step, need), ())
@@ -260,6 +290,10 @@ class Plan:
     """Inputs before outputs."""
     plan_id: str = ""
     """See `Slice`; empty until the sites are asked to participate."""
+    operations: Mapping[str, Traits] = field(default_factory=dict)
+    """See `Slice`."""
+    result: str = TRAIN
+    """See `Slice`."""
 
     def __post_init__(self) -> None:
         ids = self._by_id
@@ -293,6 +327,7 @@ class Plan:
         Nothing replaces the output of a merge. A merge continues without an input that has no
         replacement.
         """
+        traits = self.traits(step.id)
         source: StepId | None = need
         skips: tuple[StepId, ...] = ()
         around: set[SiteName] = set()
@@ -306,20 +341,20 @@ class Plan:
                     carries=step.kind,
                     need=need,
                     skips=skips,
-                    ends=step.kind == StepKind.MERGE or step.id not in self._feeding_others,
+                    ends=traits.gathers or step.id not in self._feeding_others,
                 )
             if site_of(source) not in self._skippable:
                 return
             known = self._by_id[source]
-            if known.kind == StepKind.MERGE or len(known.needs) > 1:
-                if step.kind != StepKind.MERGE:
+            if self.traits(source).gathers or len(known.needs) > 1:
+                if not traits.gathers:
                     return
                 skips, source = skips or (source,), None
             else:
                 skips += (source,)
                 around.add(site_of(source))
                 source = next(iter(known.needs), None)
-        if source is not None or step.kind in (StepKind.TRAIN, StepKind.MERGE):
+        if source is not None or traits.begins_alone:
             yield Shortcut(target=step.id, need=need, source=source, skips=skips)
 
     @cached_property
@@ -347,6 +382,10 @@ class Plan:
     def _by_id(self) -> dict[StepId, Step]:
         return {step.id: step for step in self.steps}
 
+    def traits(self, step: StepId) -> Traits:
+        """See `Slice.traits`."""
+        return traits_of(step, self.operations)
+
     def slice_for(self, site: SiteName) -> Slice:
         """Return what `site` may know: only steps, edges and addresses that concern it."""
         edges = [way for way in self.routes if isinstance(way, Edge)]
@@ -367,4 +406,6 @@ class Plan:
             neighbours=tuple(sorted(neighbours, key=lambda neighbour: neighbour.site)),
             plan_id=self.plan_id,
             shortcuts=tuple(s for s in shortcuts if site_of(s.target) == site),
+            operations=self.operations,
+            result=self.result,
         )

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 from fedelmy_node.domain.errors import RunError
-from fedelmy_node.domain.names import EdgeId, SiteName, StepId, at_most, edge_id, site_of, step_id
+from fedelmy_node.domain.names import (
+    EdgeId,
+    SiteName,
+    StepId,
+    at_most,
+    edge_id,
+    later,
+    site_of,
+    step_id,
+)
+from fedelmy_node.domain.step_traits import MODEL, operation_of
 
 MAX_STEPS: Final = 5_000
 """Steps of a run (100 sites, 50 visits each): one message must be able to list them all."""
@@ -21,26 +30,9 @@ MAX_SKIPS: Final = 100_000
 """Total skips of one site's edges; they grow with the square of the chain length."""
 MAX_NEEDS: Final = 1_000
 """Inputs of one step."""
+MAX_ROLE: Final = 40
+"""Characters of a role's name."""
 PLAN_ID_DIGITS: Final = 32
-
-
-class StepKind(StrEnum):
-    """What a step does with its inputs."""
-
-    TRAIN = "train"
-    """Runs the strategy on the site's data; outputs a bundle."""
-    MERGE = "merge"
-    """Averages one or more inputs as the strategy defines; outputs a bundle."""
-    DELIVER = "deliver"
-    """Keeps its single input as the run's result at this site; outputs the same bundle."""
-    EVALUATE = "evaluate"
-    """Evaluates its single input on the site's test data; outputs counts and metrics."""
-
-
-def kind_of(step: StepId) -> StepKind | None:
-    """Return the kind of a step from its id; None for an unknown kind."""
-    kind = step.partition(".")[0]
-    return StepKind(kind) if kind in set(StepKind) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,18 +41,31 @@ class Step:
 
     id: StepId
     site: SiteName
-    kind: StepKind
+    kind: str
+    """The operation."""
     visit: int
-    """How many train steps the site has had in the run, including this one; 0 if not training."""
+    """How many steps that train the site has had in the run, including this one; 0 if it does not."""
     needs: tuple[StepId, ...] = field(metadata=at_most(MAX_NEEDS))
-    """The steps whose outputs are the inputs, in the order given to the strategy."""
+    """The steps whose outputs are the inputs, in the order given to the operation."""
+    roles: tuple[str, ...] = field(default=(), metadata=at_most(MAX_NEEDS) | later())
+    """The role of each need; empty: every one is a `model`."""
 
     def __post_init__(self) -> None:
         step_id(self.id)
         require(site_of(self.id) == self.site, f"{self.id} cannot be at {self.site}")
+        require(
+            operation_of(self.id) == self.kind, f"{self.id} cannot be a {self.kind[:40]!r} step"
+        )
+        named = all(0 < len(role) <= MAX_ROLE for role in self.roles)
+        require(named, f"the roles of {self.id} must have 1 to {MAX_ROLE} characters")
+        require(len(self.roles) in (0, len(self.needs)), f"{self.id} has a role per need")
         require(0 <= self.visit <= MAX_STEPS, f"{self.id} cannot be visit {self.visit}")
         for need in self.needs:
             step_id(need)
+
+    def role_of(self, need: StepId) -> str:
+        """Return the role in which the step takes the output of a need."""
+        return self.roles[self.needs.index(need)] if self.roles else MODEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +76,8 @@ class Edge:
     target: StepId
     sender: SiteName
     receiver: SiteName
-    carries: StepKind
-    """Kind of the target: the purpose of the transfer."""
+    carries: str
+    """Operation of the target: the purpose of the transfer."""
     need: StepId
     """The target's need that it meets: the source, or a skipped step that it replaces."""
     skips: tuple[StepId, ...] = field(default=(), metadata=at_most(MAX_STEPS))

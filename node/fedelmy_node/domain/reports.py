@@ -12,7 +12,6 @@ from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Neighbour
-from fedelmy_node.domain.plan_steps import StepKind
 
 Verdict = Literal["ok", "warning", "failure"]
 """ok: nothing to do; warning: works, but needs attention; failure: a run would fail."""
@@ -146,7 +145,7 @@ class StepReport:
     """One step of a run at a site."""
 
     step: StepId
-    kind: StepKind
+    kind: str
     state: StepState
     sha256: str
     """Digest of its bundle; empty if there is none (yet)."""
@@ -164,7 +163,7 @@ class EdgeReport:
     edge: EdgeId
     sender: SiteName
     receiver: SiteName
-    carries: StepKind
+    carries: str
     state: EdgeState
     size: int
     sha256: str
@@ -319,3 +318,5 @@ class ResultModel:
     """Configured data source; empty if none."""
     indices: str
     unreadable: str
+    weights: str = ""
+    """The site's directory of weights."""

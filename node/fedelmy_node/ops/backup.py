@@ -35,7 +35,6 @@ from fedelmy_node.domain.errors import FedelmyError, StoreError
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import RunId
 from fedelmy_node.domain.plan import Slice
-from fedelmy_node.domain.plan_steps import StepKind
 from fedelmy_node.identity.keys import locked
 from fedelmy_node.identity.keystore import load_unchecked
 from fedelmy_node.store.audit_check import snapshot
@@ -92,7 +91,7 @@ def belongs(name: str) -> bool:
             return name in (JOURNAL, _SETTINGS, _HEAD) or is_log
         case (
             ("identity", _)
-            | ("runs", _, "steps", _, "output.safetensors")
+            | ("runs", _, "steps", _, "output.safetensors" | "state.safetensors")
             | ("runs", _, "steps", _, "checkpoints", _)
         ):
             return True
@@ -223,8 +222,17 @@ class _Writer:
         edges = (edge.id for edge in plan.edges_in if edge.id in done)
         yield from (self._layout.input(plan.run, edge) for edge in edges)
         made = set(_ids(journal, "step", "steps", plan.run, StepState.DONE))
-        trained = (step.id for step in plan.steps if step.kind in (StepKind.TRAIN, StepKind.MERGE))
+        trained = (
+            step.id
+            for step in plan.steps
+            if plan.traits(step.id).has_output and not plan.traits(step.id).passes_on
+        )
         yield from (self._layout.output(plan.run, step) for step in trained if step in made)
+        rows = journal.execute(
+            "SELECT step FROM steps WHERE run = ? AND state = ? AND state_sha256 != ''",
+            (plan.run, StepState.DONE),
+        )
+        yield from (self._layout.state(plan.run, row[0]) for row in rows)
 
     def _add_bytes(self, name: str, data: bytes, public: bool = False) -> None:
         self._add(name, BytesIO(data), len(data), public)
@@ -260,7 +268,7 @@ def _ids(
 
 def _is_delivered(journal: sqlite3.Connection, plan: Slice) -> bool:
     done = set(_ids(journal, "step", "steps", plan.run, StepState.DONE))
-    return any(step.kind == StepKind.DELIVER and step.id in done for step in plan.steps)
+    return any(plan.traits(step.id).passes_on and step.id in done for step in plan.steps)
 
 
 def _site(layout: Layout) -> str:

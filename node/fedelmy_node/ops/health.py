@@ -21,8 +21,9 @@ from fedelmy_node.domain.names import Address, SiteName
 from fedelmy_node.domain.reports import Health, ServiceHealth
 from fedelmy_node.domain.text import bytes_text
 from fedelmy_node.identity.live_identity import LiveIdentity
+from fedelmy_node.store.disk_budget import SPARE_BYTES
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.state_directory import SPARE_BYTES, Layout
+from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.data import parse_source
 
 _LOW_BYTES: Final = 1_000_000_000

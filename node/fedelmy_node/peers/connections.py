@@ -18,7 +18,7 @@ from fedelmy_node.config.site_file import SiteConfig
 from fedelmy_node.domain.errors import ConsentError, FedelmyError
 from fedelmy_node.domain.names import Address, PeerAddress, SiteName
 from fedelmy_node.domain.plan import Slice
-from fedelmy_node.domain.plan_steps import Edge, StepKind
+from fedelmy_node.domain.plan_steps import Edge
 from fedelmy_node.identity.live_identity import LiveIdentity
 from fedelmy_node.rpc.channel import channel_to, open_channel, probe
 from fedelmy_node.rpc.clients import PeerClient, RelayClient
@@ -166,9 +166,8 @@ class Peers:
         if self._agreed_address(plan, edge.receiver) is not None:
             return True
         # Judge by this site's own end of an edge: the plan may call the other end anything.
-        contributing = (StepKind.TRAIN, StepKind.MERGE)
-        contributed = {e.sender for e in plan.edges_in if plan.step(e.target).kind in contributing}
-        is_result = StepKind.DELIVER == edge.carries == plan.step(edge.source).kind
+        contributed = {e.sender for e in plan.edges_in if plan.traits(e.target).begins_alone}
+        is_result = plan.traits(edge.source).passes_on and plan.traits(edge.target).passes_on
         return is_result and edge.receiver in contributed
 
     def address(self, plan: Slice, site: SiteName) -> Address:

@@ -15,9 +15,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
 
-from fedelmy_node.domain.backoff import Backoff
+from fedelmy_node.domain.backoff import WATCH_PAUSES, Backoff
 from fedelmy_node.domain.errors import FedelmyError, InternalError, PeerError, RunError
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName
@@ -28,8 +27,6 @@ from fedelmy_node.rpc.clients import PeerClient
 
 logger = logging.getLogger(__name__)
 
-_FIRST_WAIT_SECONDS: Final = 0.25
-_LONGEST_WAIT_SECONDS: Final = 15.0
 
 Key = tuple[RunId, SiteName]
 
@@ -123,7 +120,7 @@ class _Watch:
         self._hurried.set()
 
     def _run(self) -> None:
-        backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
+        backoff = Backoff(WATCH_PAUSES)
         while not self._stopped.is_set():
             seen = self._listen()
             if self._stopped.is_set():

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from fedelmy_node.domain.artifact import Block, Offer, Parcel
+from fedelmy_node.domain.artifact import Offer, Parcel
+from fedelmy_node.domain.blocks import Block
 from fedelmy_node.domain.errors import FedelmyError, StoreError
 from fedelmy_node.prefetch import Prefetcher
 from fedelmy_node.rpc.authorization import Recheck

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from fedelmy_node.rpc.keepalive import PING_ALLOWED_MS, PING_ANSWER_MS, PING_MS
+
 _Options = tuple[tuple[str, int], ...]
 
 CLAIM_KEY: Final = "fedelmy-insecure-name"
@@ -23,12 +25,6 @@ and network take turns, and all of that is lost when a link is cut. 4 MiB fill 3
 """
 _FRAME_BYTES: Final = 1024 * 1024
 """A block in one or two frames instead of 64: less work at both ends."""
-PING_MS: Final = 30_000
-"""How long a connection may be silent before an end pings the other."""
-PING_ALLOWED_MS: Final = 10_000
-"""How often a server lets clients ping."""
-_PING_ANSWER_MS: Final = 20_000
-"""How long a ping may go unanswered; grpc also gives it to the kernel as TCP_USER_TIMEOUT."""
 _HANDSHAKE_MS: Final = 10_000
 """For TLS on both ends; drops strangers who connect and send nothing."""
 _IDLE_MS: Final = 600_000
@@ -43,8 +39,8 @@ _BOTH: Final[_Options] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", PING_MS),
-    ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS),
-    ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),  # this one ends the wait; default: a minute
+    ("grpc.keepalive_timeout_ms", PING_ANSWER_MS),
+    ("grpc.http2.ping_timeout_ms", PING_ANSWER_MS),  # this one ends the wait; default: a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),  # no limit; the server's limit is PING_ALLOWED_MS
     ("grpc.http2.bdp_probe", 0),

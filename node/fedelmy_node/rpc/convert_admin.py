@@ -48,7 +48,7 @@ def model_to_pb(model: ResultModel) -> admin_pb2.ModelReply:
 
 @answer
 def model_from_pb(message: admin_pb2.ModelReply) -> ResultModel:
-    local = dict.fromkeys(("path", "sha256", "data", "indices", "unreadable"), str)
+    local = dict.fromkeys(("path", "sha256", "data", "indices", "unreadable", "weights"), str)
     return from_message(ResultModel, message, **local, size=int, recipe=bytes)
 
 

@@ -35,7 +35,6 @@ from fedelmy_node.domain.names import (
     site_name,
     step_id,
 )
-from fedelmy_node.domain.plan_steps import StepKind
 from fedelmy_node.domain.text import clean, clean_all
 
 P = ParamSpec("P")
@@ -175,7 +174,7 @@ _RULES: Final[Mapping[Any, Callable[[Any], Any]]] = {
     SiteName: site_name,
     StepId: step_id,
     EdgeId: known_edge,
-    **{kind: partial(known, kind) for kind in (RunState, StepState, EdgeState, StepKind)},
+    **{kind: partial(known, kind) for kind in (RunState, StepState, EdgeState)},
 }
 """How `from_message` validates a field by its type, unless the caller gives a rule."""
 _hints: Final[Callable[[Any], dict[str, Any]]] = cache(get_type_hints)

@@ -15,7 +15,8 @@ from grpc import Server
 from grpc import ServicerContext as Context
 
 from fedelmy_node.domain import reports
-from fedelmy_node.domain.artifact import Block, Offer, Receipt
+from fedelmy_node.domain.artifact import Offer, Receipt
+from fedelmy_node.domain.blocks import Block
 from fedelmy_node.domain.errors import IdentityError, TransferError
 from fedelmy_node.domain.events import Event, RunState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName

@@ -13,9 +13,15 @@ from typing import Final
 from fedelmy_node.domain.errors import BundleError, FedelmyError, StoreError
 from fedelmy_node.domain.events import EdgeState, EventKind, StepState
 from fedelmy_node.domain.names import StepId
-from fedelmy_node.domain.plan_steps import Edge, Step, StepKind
+from fedelmy_node.domain.plan_steps import Edge, Step
 from fedelmy_node.run.actions import Action, DropSteps, RemoveInput, WakeStreams, Warn
-from fedelmy_node.run.inputs import local_source, provided_by, provided_needs, users_of
+from fedelmy_node.run.inputs import (
+    local_source,
+    provided_by,
+    provided_needs,
+    state_source,
+    users_of,
+)
 from fedelmy_node.run.memory import Memory
 from fedelmy_node.run.outputs import is_settled
 from fedelmy_node.store.changes import Draft
@@ -43,9 +49,12 @@ def repair_inputs(
     needs = provided_needs(record, step)
     if not isinstance(error, BundleError | StoreError) or not error.inputs:
         return None
-    if max(error.inputs) >= len(needs):
-        return None
-    places = [_place_of_input(record, step.id, needs[position]) for position in error.inputs]
+    places = [_place_of_input(record, step.id, needs[at]) for at in error.inputs if at < len(needs)]
+    if max(error.inputs) >= len(needs):  # behind the inputs comes the state
+        state = state_source(record, step)
+        if state is None:
+            return None
+        places.append(_Place(None, state))
     actions: list[Action] = []
     for place in dict.fromkeys(places):
         if place is None:
@@ -177,4 +186,4 @@ def _begun(record: RunRecord, step: StepId) -> list[StepId]:
 
 
 def _is_deliver(record: RunRecord, step: StepId) -> bool:
-    return record.slice.step(step).kind == StepKind.DELIVER
+    return record.slice.traits(step).passes_on

@@ -12,10 +12,11 @@ from typing import Final, assert_never
 
 from fedelmy_node.consent import approval
 from fedelmy_node.consent.signed_commands import Cancel, decode_cancel
+from fedelmy_node.domain.backoff import FULL_DISK_PAUSES, pause_after
 from fedelmy_node.domain.errors import FedelmyError, RunError
 from fedelmy_node.domain.events import AHEAD, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId
-from fedelmy_node.domain.plan_steps import Edge, StepKind
+from fedelmy_node.domain.plan_steps import Edge
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.domain.text import clean
 from fedelmy_node.run.actions import Decision, RemoveCheckpoints, RetrySends, RetryWatch, Warn
@@ -56,9 +57,6 @@ _ATTEMPTS: Final = 3
 """How often a step is tried whose trainer dies without a reason and without progress."""
 _NEAR_SECONDS: Final = 30.0
 """A neighbour whose input is due within this time is told, and starts its trainer."""
-_REST_SECONDS: Final = 30.0
-"""Wait before a step that found the disk full is retried; doubled each time."""
-_LONGEST_REST_SECONDS: Final = 600.0
 _BEGUN: Final = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
 _ANOTHER_PLAN: Final = (
     "Cancel it with `fedelmy-launch cancel`, which asks the sites for the plan first."
@@ -209,7 +207,7 @@ def _timer_fired(turn: Turn) -> None:
 def _step_began(turn: Turn, event: StepBegan) -> None:
     step = turn.record.slice.step(event.step)
     turn.draft.set_step(step.id, StepState.RUNNING)
-    if step.kind == StepKind.MERGE:  # takes a moment, and reports no progress
+    if not turn.record.slice.traits(step.id).reads_data:  # takes a moment, reports no progress
         turn.announce(step)
 
 
@@ -227,7 +225,8 @@ def _step_finished(turn: Turn, event: StepFinished) -> None:
     if (error := check_repeated(turn.record, event.step, event.sha256)) is not None:
         _fail_step(turn, event.step, error)
         return
-    turn.draft.finish_step(event.step, event.sha256, event.size, event.result)
+    state = event.state_sha256, event.state_size
+    turn.draft.finish_step(event.step, event.sha256, event.size, event.result, state)
     turn.actions.append(RemoveCheckpoints(event.step))
     turn.advance()
 
@@ -249,7 +248,7 @@ def _step_failed(turn: Turn, event: StepFailed) -> None:
         return
     then = f"attempt {memory.crashes[step]} of {_ATTEMPTS}"
     if no_room:
-        rest = min(_REST_SECONDS * 2 ** memory.rests[step], _LONGEST_REST_SECONDS)
+        rest = pause_after(memory.rests[step], FULL_DISK_PAUSES)
         memory.rests[step] += 1
         memory.resting[step] = turn.now.monotonic + rest
         then = f"retrying in {rest:g} s"
@@ -301,7 +300,7 @@ def _send_acknowledged(turn: Turn, event: SendAcknowledged) -> None:
     data = {"peer": edge.receiver, "bytes": event.size, "sha256": event.sha256}
     data |= {"seconds": round(event.seconds, 3), "carries": edge.carries}
     # From here on, the receiver is responsible for a result that goes no further.
-    settled = edge.ends and edge.carries == StepKind.DELIVER
+    settled = edge.ends and turn.record.slice.traits(edge.target).passes_on
     turn.draft.finish_edge(edge, data, settled=settled)
     turn.advance()
 

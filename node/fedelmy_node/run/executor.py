@@ -73,7 +73,7 @@ from fedelmy_node.run.run_events import (
     TimerFired,
     describe,
 )
-from fedelmy_node.run.unreachable import absences
+from fedelmy_node.run.unreachable_policy import absences
 from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store.audit_log import Act, Record, silent
 from fedelmy_node.store.changes import Change
@@ -251,7 +251,8 @@ class Executor:
         event: RunEvent
         if isinstance(message, Finished):
             outcome = message.outcome
-            event = StepFinished(step, outcome.sha256 or "", outcome.bytes, outcome.report)
+            made = outcome.sha256 or "", outcome.bytes, outcome.report
+            event = StepFinished(step, *made, outcome.state_sha256, outcome.state_bytes)
         elif isinstance(message, Failed):
             event = StepFailed(step, message.error, message.crashed)
         else:

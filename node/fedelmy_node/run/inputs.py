@@ -12,7 +12,7 @@ from typing import Final
 from fedelmy_node.domain.artifact import Origin, Skip
 from fedelmy_node.domain.events import EdgeState, StepState
 from fedelmy_node.domain.names import StepId
-from fedelmy_node.domain.plan_steps import Edge, Route, Shortcut, Step, StepKind
+from fedelmy_node.domain.plan_steps import Edge, Route, Shortcut, Step
 from fedelmy_node.store.records import EdgeRecord, RunRecord, StepRecord
 
 ENDED: Final = (StepState.DONE, StepState.SKIPPED)
@@ -44,7 +44,32 @@ def has_input(record: RunRecord, step: StepId, need: StepId) -> bool:
 
 
 def has_inputs(record: RunRecord, step: Step) -> bool:
-    return all(has_input(record, step.id, need) for need in step.needs)
+    if not all(has_input(record, step.id, need) for need in step.needs):
+        return False
+    state = state_source(record, step)
+    return state is None or record.steps[state].state == StepState.DONE
+
+
+def state_source(record: RunRecord, step: Step) -> StepId | None:
+    """The step of this site whose state a step with inputs finds: the last one that was used.
+
+    A step that the other sites continued without leaves no state: the inputs do not contain its
+    work.
+    """
+    if not record.slice.traits(step.id).keeps_state:
+        return None
+    used = set(origin_of(record, step).contributors) - {step.id}
+    left = [known for known in record.slice.steps if known.id in used]
+    left = [known for known in left if record.steps[known.id].state_sha256]
+    return max(left, key=lambda known: known.visit).id if left else None
+
+
+def state_users(record: RunRecord, step: StepId) -> list[StepId]:
+    """The unfinished steps of this site that wait for the state of a step."""
+    if not record.steps[step].state_sha256:
+        return []
+    unfinished = [s for s in record.slice.steps if record.steps[s.id].state not in ENDED]
+    return [s.id for s in unfinished if s.id != step and state_source(record, s) == step]
 
 
 def provided_needs(record: RunRecord, step: Step) -> tuple[StepId, ...]:
@@ -60,7 +85,7 @@ def provided_needs(record: RunRecord, step: Step) -> tuple[StepId, ...]:
 def is_empty_without(record: RunRecord, step: StepId, needs: Collection[StepId]) -> bool:
     """Whether a merge would have no input left if these needs were met by nothing."""
     merge = record.slice.step(step)
-    if merge.kind != StepKind.MERGE:
+    if not record.slice.traits(step).gathers:
         return False
     others = (need for need in merge.needs if need not in needs)
     return all(_is_met_by_nothing(record, step, need) for need in others)
@@ -75,7 +100,7 @@ def _is_met_by_nothing(record: RunRecord, step: StepId, need: StepId) -> bool:
 def _is_dropped(record: RunRecord, step: StepId, source: StepId) -> bool:
     """Whether a merge continues without a step of its own site, which was skipped."""
     is_skipped = record.steps[source].state == StepState.SKIPPED
-    return is_skipped and record.slice.step(step).kind == StepKind.MERGE
+    return is_skipped and record.slice.traits(step).gathers
 
 
 def delivered_bundle(record: RunRecord, deliver: Step) -> StepRecord | EdgeRecord:
@@ -121,7 +146,7 @@ def origin_of(record: RunRecord, step: Step) -> Origin:
         if step.id in seen:
             continue
         seen.add(step.id)
-        if step.kind == StepKind.TRAIN:
+        if record.slice.traits(step.id).trains:
             contributors.add(step.id)
         for need in reversed(step.needs):
             route = record.route_used(step.id, need)

@@ -53,8 +53,10 @@ class Memory:
     """How often the bundle of an edge or a step was replaced because it was damaged."""
     refused: set[tuple[EdgeId, str]] = field(default_factory=set)
     """Received bundles that a trainer refused, by edge and digest."""
-    wake_at: float | None = None
-    """When patience or a rest ends; monotonic."""
+    patience_end: float | None = None
+    """When patience with the next unreachable neighbour ends; monotonic. It stays until the run
+    advances, which skips the neighbour: no other event may remove the timer.
+    """
 
     def copy(self, plan_id: str) -> Memory:
         """Return a copy; if the run has another plan by now, only `callers` are kept."""
@@ -82,6 +84,12 @@ class Memory:
         return any(self.callers[plan_id, site] > 0 for plan_id in ("", self.plan_id))
 
     @property
+    def wake_at(self) -> float | None:
+        """When patience or a rest ends; monotonic."""
+        patience = [] if self.patience_end is None else [self.patience_end]
+        return min([*self.resting.values(), *patience], default=None)
+
+    @property
     def states(self) -> dict[SiteName, NeighbourState]:
         """The latest report of every watched neighbour."""
         return {
@@ -102,6 +110,7 @@ class Memory:
 
     def forget_work(self) -> None:
         """Forget everything but the neighbours: no work is under way any more."""
+        self.patience_end = None
         self.reported.clear()
         self.near = frozenset()
         self.resting.clear()

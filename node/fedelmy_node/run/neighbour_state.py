@@ -13,7 +13,7 @@ from fedelmy_node.domain.artifact import Origin, Skip
 from fedelmy_node.domain.errors import RunError
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName
-from fedelmy_node.domain.plan_steps import Edge, Shortcut, StepKind
+from fedelmy_node.domain.plan_steps import Edge, Shortcut
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.run.inputs import ENDED, is_empty_without
 from fedelmy_node.run.outputs import is_released, is_settled, is_superseded
@@ -30,7 +30,7 @@ def state_for(record: RunRecord, neighbour: SiteName, near: AbstractSet[EdgeId])
     left_out = [
         edge.id
         for edge in edges_out
-        if edge.carries == StepKind.MERGE and _is_left_out(record, edge)
+        if record.slice.traits(edge.target).gathers and _is_left_out(record, edge)
     ]
     closed = [edge.id for edge in edges_in if edges[edge.id].state == EdgeState.CLOSED]
     closed += [e.id for e in edges_out if _will_not_come(record, e) and e.id not in left_out]
@@ -76,7 +76,7 @@ def apply_states(draft: Draft, states: Mapping[SiteName, NeighbourState]) -> Non
         edges_in = [edge for edge in record.slice.edges_in if edge.sender == site]
         draft.close_edges(edge.id for edge in edges_in if edge.id in told.closed)
         for edge in edges_in:
-            dropped = edge.id in told.left_out and edge.carries == StepKind.MERGE
+            dropped = edge.id in told.left_out and record.slice.traits(edge.target).gathers
             if dropped and record.route_used(edge.target, edge.need) is None:
                 _merge_without(draft, edge)
 

@@ -13,7 +13,7 @@ from typing import Final
 from fedelmy_node.domain.events import EdgeState, StepState
 from fedelmy_node.domain.names import EdgeId, StepId
 from fedelmy_node.domain.plan import Slice
-from fedelmy_node.domain.plan_steps import Edge, Route, Step, StepKind
+from fedelmy_node.domain.plan_steps import Edge, Route, Step
 from fedelmy_node.run.inputs import ENDED, local_source
 from fedelmy_node.store.records import RunRecord
 
@@ -98,7 +98,7 @@ def is_settled(record: RunRecord, edge: Edge) -> bool:
             if local_source(record, route.target, route.need) == step
         )
         for user in users:
-            if user not in made and record.slice.step(user).kind != StepKind.EVALUATE:
+            if user not in made and record.slice.traits(user).has_output:
                 made.add(user)
                 new.append(user)
     ended = all(record.steps[step].state in ENDED for step in made)
@@ -109,6 +109,6 @@ def edges_after(plan: Slice, step: Step) -> list[Edge]:
     """The edges that carry a step's output, directly or through deliver steps of this site."""
     carriers = {step.id}
     for known in plan.ordered:
-        if known.kind == StepKind.DELIVER and carriers & set(known.needs):
+        if plan.traits(known.id).passes_on and carriers & set(known.needs):
             carriers.add(known.id)
     return [edge for edge in plan.edges_out if edge.source in carriers]

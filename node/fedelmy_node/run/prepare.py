@@ -28,6 +28,7 @@ from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import Finding, Signed
+from fedelmy_node.domain.step_traits import TRAIN
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.peers.connections import Peers
 from fedelmy_node.run.workspace import Workspace
@@ -38,9 +39,9 @@ from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared, RunRecord
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.data import parse_source
-from fedelmy_node.training.job import Job
+from fedelmy_node.training.job import PREPARE, Job
 from fedelmy_node.training.models import check_model
-from fedelmy_node.training.strategies import settings_for
+from fedelmy_node.training.strategies import check_operations, settings_for
 
 logger = logging.getLogger(__name__)
 
@@ -170,16 +171,16 @@ class Preparation:
         parse_source(self._config.data)
         check_model(plan.recipe.model.name)
         refuse(plan, self._config.consent)
-        settings_for(
-            plan.recipe.strategy
-        )  # it imports the strategy: not before the site agrees to its name
+        # This imports the strategy: not before the site agrees to its name.
+        settings_for(plan.recipe.strategy)
+        check_operations(plan)
 
     def _look(self, plan: Slice, signed: Signed, operator: str, *, trial: bool) -> Prepared:
         """Have a trainer build the model on the meta device and open the data, and perhaps try a
         few batches.
         """
         job = Job(
-            kind="prepare",
+            kind=PREPARE,
             site=self._site,
             visit=0,
             recipe=plan.recipe,
@@ -189,6 +190,7 @@ class Preparation:
             fast=self._config.trainer.fast,
             trial=trial,
             code=self._config.consent.code,
+            weights=self._config.weights,
         )
         scratch = self._layout.scratch(plan.run)
         self._looking = OneJob(job, scratch, {"run": plan.run})
@@ -205,15 +207,17 @@ class Preparation:
         finally:
             self._looking = None
             remove_tree(scratch)
+        usual = outcome.specs.get(TRAIN) or next(iter(outcome.specs.values()))
         return Prepared(
             payload=signed.payload,
             slice=plan,
             signature=signed.signature,
             certificate=signed.certificate,
             operator=operator,
-            manifest=outcome.manifest,
+            manifest=usual.manifest,
             report=outcome.report,
-            metadata=outcome.metadata,
+            metadata=usual.metadata,
+            specs={name: spec for name, spec in outcome.specs.items() if spec != usual},
         )
 
     def _need(self, plan: Slice, prepared: Prepared) -> int:
@@ -221,7 +225,7 @@ class Preparation:
         members = max((effort.members for effort in efforts(plan)), default=0)
         bundles = len(plan.edges_in) + len(plan.steps)
         return needed_bytes(
-            prepared.manifest, bundles=bundles, members=members, keep_pool=self._config.keep_pool
+            prepared.largest, bundles=bundles, members=members, keep_pool=self._config.keep_pool
         )
 
 

@@ -102,6 +102,9 @@ class StepFinished:
     sha256: str
     size: int
     result: Mapping[str, Any]
+    state_sha256: str = ""
+    """Digest of the state that the step left; empty: none."""
+    state_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from fedelmy_node.domain.artifact import Origin
 from fedelmy_node.domain.errors import RunError, StoreError
 from fedelmy_node.domain.events import AHEAD, EventKind, StepState
 from fedelmy_node.domain.names import RunId, SiteName
-from fedelmy_node.domain.plan_steps import Step, StepKind
+from fedelmy_node.domain.plan_steps import Step
 from fedelmy_node.domain.reports import Absent, EdgeReport, ResultModel, RunReport, StepReport
 from fedelmy_node.run.inputs import origin_of
 from fedelmy_node.run.workspace import Workspace
@@ -97,7 +97,10 @@ def _origin(record: RunRecord) -> Origin:
     """
     origin = Origin()
     for step in record.slice.ordered:
-        if step.kind != StepKind.EVALUATE and record.steps[step.id].state == StepState.DONE:
+        if (
+            record.slice.traits(step.id).has_output
+            and record.steps[step.id].state == StepState.DONE
+        ):
             origin = origin_of(record, step)
     for edge in record.slice.edges_out:
         origin = origin.joined(Origin(skipped=record.edges[edge.id].origin.skipped))

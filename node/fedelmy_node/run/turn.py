@@ -13,7 +13,7 @@ from fedelmy_node.domain.artifact import Origin
 from fedelmy_node.domain.errors import FedelmyError, RunError
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.domain.plan_steps import Edge, Shortcut, Step, StepKind
+from fedelmy_node.domain.plan_steps import Edge, Shortcut, Step
 from fedelmy_node.run.actions import (
     Action,
     CleanUp,
@@ -32,15 +32,15 @@ from fedelmy_node.run.inputs import delivered_bundle, has_inputs, origin_of
 from fedelmy_node.run.memory import Memory, Sighting
 from fedelmy_node.run.neighbour_state import apply_states, lost_input
 from fedelmy_node.run.outputs import edges_after, is_complete, is_superseded, to_send
-from fedelmy_node.run.run_events import Now
-from fedelmy_node.run.skipping import (
+from fedelmy_node.run.routes_around import (
     dead_ends,
     impossible_repeat,
     needless_repeats,
     obsolete_steps,
     routes_around,
 )
-from fedelmy_node.run.unreachable import (
+from fedelmy_node.run.run_events import Now
+from fedelmy_node.run.unreachable_policy import (
     Patience,
     heard_neighbours,
     needed_neighbours,
@@ -72,9 +72,6 @@ class Turn:
         record, memory = self.record, self.memory
         if self._sends is not None:
             self.actions.append(Send([(edge, _origin(record, edge)) for edge in self._sends]))
-        patience = patience_ends(record, memory, self.now.monotonic)
-        ends = [*memory.resting.values(), *([] if patience is None else [patience])]
-        memory.wake_at = min(ends, default=None)
         return Decision(
             audit=self.audit,
             changes=self.draft.changes,
@@ -119,7 +116,7 @@ class Turn:
                 continue
             if not has_inputs(self.record, step):
                 continue
-            if step.kind == StepKind.DELIVER:  # its output is its input
+            if self.record.slice.traits(step.id).passes_on:  # its output is its input
                 bundle = delivered_bundle(self.record, step)
                 self.draft.finish_step(step.id, bundle.sha256, bundle.size)
             else:
@@ -137,7 +134,7 @@ class Turn:
             self.draft.finish_step(step, known.sha256, known.size, known.result)
         for deliver in self.record.slice.steps:
             is_waiting = self.record.steps[deliver.id].state == StepState.WAITING
-            is_deliver = deliver.kind == StepKind.DELIVER
+            is_deliver = self.record.slice.traits(deliver.id).passes_on
             if is_deliver and is_waiting and has_inputs(self.record, deliver):
                 sha256 = delivered_bundle(self.record, deliver).sha256
                 if (error := check_repeated(self.record, deliver.id, sha256)) is not None:
@@ -218,7 +215,7 @@ class Turn:
         )
         self.memory.neighbours[site] = after
         is_news = after.is_present != seen.is_present
-        if is_news or (after.error is None) != (seen.error is None):
+        if is_news or _code(after.error) != _code(seen.error):
             self._report_presence(site, after)
             self.advance()
 
@@ -250,6 +247,7 @@ class Turn:
         record, memory, now = self.record, self.memory, self.now.monotonic
         sites = needed_neighbours(record, memory.absent) | heard_neighbours(record)
         memory.watch(sites, now)
+        memory.patience_end = patience_ends(record, memory, now)
         self.actions.append(Watch(frozenset(sites)))
 
     def watch_nobody(self) -> None:
@@ -270,10 +268,14 @@ class Turn:
         behind = [step]
         while behind:  # no recursion: the plan decides how many there are
             step = behind.pop()
-            if step.kind == StepKind.DELIVER:
+            if self.record.slice.traits(step.id).passes_on:
                 behind += reversed(self.record.slice.users(step.id))
             elif self.record.steps[step.id].state == StepState.WAITING:
                 self.actions.append(WarmUp(step))
+
+
+def _code(error: FedelmyError | None) -> str:
+    return "" if error is None else error.code
 
 
 def _origin(record: RunRecord, edge: Edge) -> Origin:

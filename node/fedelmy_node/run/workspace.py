@@ -9,13 +9,14 @@ from fedelmy_node.config.site_file import SiteConfig
 from fedelmy_node.device.device_queue import Assignment
 from fedelmy_node.domain.events import StepState
 from fedelmy_node.domain.names import RunId, StepId
-from fedelmy_node.domain.plan_steps import Edge, Step, StepKind
-from fedelmy_node.run.inputs import provided_by, provided_needs
+from fedelmy_node.domain.plan_steps import Edge, Step
+from fedelmy_node.domain.step_traits import STATE, operation_of
+from fedelmy_node.run.inputs import provided_by, provided_needs, state_source
 from fedelmy_node.store.durable_files import remove_tree
 from fedelmy_node.store.records import RunRecord
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.data import absolute_source
-from fedelmy_node.training.job import JOBS, DataSpec, Input, Job
+from fedelmy_node.training.job import CacheSpec, DataSpec, Input, Job
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Workspace:
 
     def bundle(self, record: RunRecord, step: Step) -> Path:
         """The bundle that a step gives; a deliver step gives the one that it was given."""
-        if step.kind == StepKind.DELIVER:
+        if record.slice.traits(step.id).passes_on:
             (given,) = self.inputs(record, step)
             return given.path
         return self._layout.output(record.slice.run, step.id)
@@ -54,7 +55,13 @@ class Workspace:
         nothing.
         """
         needs = provided_needs(record, step)
-        return tuple(self._input(record, step, need) for need in needs)
+        given = tuple(self._input(record, step, need) for need in needs)
+        state = state_source(record, step)
+        if state is None:
+            return given
+        path = self._layout.state(record.slice.run, state)
+        sha256 = record.steps[state].state_sha256
+        return *given, Input(path, sha256, operation=operation_of(state), role=STATE)
 
     def received(self, run: RunId, edge: Edge) -> Path:
         """The bundle that was received on an edge."""
@@ -63,7 +70,10 @@ class Workspace:
     def result(self, record: RunRecord) -> tuple[Step, Path] | None:
         """The deliver step of this site and its bundle, once it is done."""
         for step in record.slice.steps:
-            if step.kind == StepKind.DELIVER and record.steps[step.id].state == StepState.DONE:
+            if (
+                record.slice.traits(step.id).passes_on
+                and record.steps[step.id].state == StepState.DONE
+            ):
                 return step, self.bundle(record, step)
         return None
 
@@ -74,7 +84,8 @@ class Workspace:
         plan, found = record.slice, self.result(record)
         outputs = {self._layout.output(plan.run, step.id) for step in plan.steps}
         kept = {found[1]} if found else outputs
-        for path in {*self._layout.run(plan.run).glob("inputs/*"), *outputs} - kept:
+        states = {self._layout.state(plan.run, step.id) for step in plan.steps}
+        for path in {*self._layout.run(plan.run).glob("inputs/*"), *outputs, *states} - kept:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
@@ -89,7 +100,8 @@ class Workspace:
     def is_untidy(self, run: RunId) -> bool:
         """Whether a run that is over still has what only a run under way needs."""
         directory = self._layout.run(run)
-        return any(directory.glob("inputs/*.part")) or any(directory.glob("steps/*/checkpoints"))
+        left = ("inputs/*.part", "steps/*/checkpoints", "steps/*/state.safetensors")
+        return any(any(directory.glob(pattern)) for pattern in left)
 
     def remove(self, run: RunId) -> None:
         """Everything of a run."""
@@ -103,10 +115,10 @@ class Workspace:
 
     def assignment(self, record: RunRecord, step: Step) -> Assignment:
         """A step as a trainer is given it."""
-        plan, trains = record.slice, step.kind == StepKind.TRAIN
+        plan, traits = record.slice, record.slice.traits(step.id)
         directory = self._layout.step(plan.run, step.id)
         job = Job(
-            kind=JOBS[step.kind],
+            kind=step.kind,
             site=plan.site,
             visit=step.visit,
             recipe=plan.recipe,
@@ -114,16 +126,22 @@ class Workspace:
             device=self._config.device,
             processes=self._config.trainer.processes,
             fast=self._config.trainer.fast,
-            output=self._layout.output(plan.run, step.id)
-            if step.kind != StepKind.EVALUATE
-            else None,
-            keep_pool=directory / "pool" if trains and self._config.keep_pool else None,
+            output=self._layout.output(plan.run, step.id) if traits.has_output else None,
+            state=self._layout.state(plan.run, step.id) if traits.keeps_state else None,
+            keep_pool=directory / "pool" if traits.trains and self._config.keep_pool else None,
             code=self._config.consent.code,
+            weights=self._config.weights,
+            feature_cache=self._feature_cache if traits.trains else None,
             max_change=self._config.consent.max_change,
-            checkpoints=self._layout.checkpoints(plan.run, step.id) if trains else None,
+            checkpoints=self._layout.checkpoints(plan.run, step.id) if traits.trains else None,
             features=plan.recipe.features if "features" in self._config.consent.disclose else 0,
         )
         return Assignment(run=plan.run, step=step, job=job, directory=directory)
+
+    @property
+    def _feature_cache(self) -> CacheSpec | None:
+        limit = self._config.trainer.features_mb << 20
+        return CacheSpec(directory=self._layout.features, limit_bytes=limit) if limit else None
 
     def forget_checkpoints(self, run: RunId, step: StepId) -> None:
         """A step is journaled as done: nothing will go on from its checkpoints."""
@@ -132,8 +150,10 @@ class Workspace:
     def _input(self, record: RunRecord, step: Step, need: StepId) -> Input:
         source, route = provided_by(record, step.id, need), record.route_used(step.id, need)
         if source is not None:
-            return Input(
-                self.bundle(record, record.slice.step(source)), record.steps[source].sha256
-            )
+            path = self.bundle(record, record.slice.step(source))
+            made = {"operation": operation_of(source), "role": step.role_of(need)}
+            return Input(path, record.steps[source].sha256, **made)
         assert isinstance(route, Edge), "a need that was met by nothing gives no input"
-        return Input(self.received(record.slice.run, route), record.edges[route.id].sha256)
+        path = self.received(record.slice.run, route)
+        made = {"operation": operation_of(route.source), "role": step.role_of(need)}
+        return Input(path, record.edges[route.id].sha256, **made)

@@ -25,8 +25,10 @@ class RunChange:
     """A new state of the run; it also becomes an event."""
 
     state: RunState
-    code: str = ""
-    message: str = ""
+    code: str
+    message: str
+    changed_at: float
+    """Wall-clock time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Draft:
     # --- the run
 
     def set_run(self, state: RunState, code: str = "", message: str = "") -> None:
-        self.changes.append(RunChange(state, code, message))
+        self.changes.append(RunChange(state, code, message, self._now))
         self.record = replace(
             self.record, state=state, code=code, message=message, changed_at=self._now
         )
@@ -111,9 +113,17 @@ class Draft:
         self.add_event(step, EventKind.STEP, data)
 
     def finish_step(
-        self, step: StepId, sha256: str, size: int, result: Mapping[str, Any] | None = None
+        self,
+        step: StepId,
+        sha256: str,
+        size: int,
+        result: Mapping[str, Any] | None = None,
+        state: tuple[str, int] | None = None,
     ) -> None:
-        """A step is done; its bundle, if it has one, is on disk under its final name."""
+        """A step is done; its bundle and its state, if any, are on disk under their final names.
+
+        `state`: the digest and size of the state; None: as it was.
+        """
         result = dict(result or {})
         known = replace(
             self._steps[step],
@@ -123,6 +133,8 @@ class Draft:
             result=result,
             ended_at=self._now,
         )
+        if state is not None:
+            known = replace(known, state_sha256=state[0], state_size=state[1])
         self._put_step(step, known)
         data = {"state": StepState.DONE, **present(sha256=sha256, bytes=size), "result": result}
         self.add_event(step, EventKind.STEP, data)

@@ -1,4 +1,4 @@
-"""The disk space that a run needs at a site, at most."""
+"""The disk space of a site: what a run needs at most, and what is kept free."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from fedelmy_node.domain.artifact import TensorInfo
 from fedelmy_node.domain.errors import StoreError
 from fedelmy_node.domain.text import bytes_text
 
+SPARE_BYTES: Final = 64 << 20
+"""Kept free for the journal and the output of steps: below it, no bundle is accepted."""
 _SPARE_BUNDLES: Final = 2
 CHECKPOINT_MODELS: Final = 3 * 4
 """Two checkpoints and a third being written, each with model, two moments and best epoch."""
@@ -37,4 +39,11 @@ def needed_bytes(
 def check_room(need: int, free: int) -> None:
     if free < need:
         message = f"the run needs about {bytes_text(need)}, but only {bytes_text(free)} are free"
+        raise StoreError("E-STORE-DISK", message)
+
+
+def check_room_for_bundle(missing: int, free: int) -> None:
+    """Refuse an offered bundle, of which `missing` bytes are not here yet, before its first block."""
+    if free < missing + SPARE_BYTES:
+        message = f"the bundle needs {missing} bytes, but only {free} are free on disk"
         raise StoreError("E-STORE-DISK", message)

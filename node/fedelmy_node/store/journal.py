@@ -103,7 +103,7 @@ class Journal:
             self._db.execute(
                 "INSERT OR REPLACE INTO runs"
                 " (run, federation, state, prepared, signature, certificate, operator, manifest, report, changed_at,"
-                " metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " metadata, specs) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     plan.run,
                     plan.federation,
@@ -116,6 +116,7 @@ class Journal:
                     canonical_json(prepared.report),
                     time.time(),
                     prepared.metadata,
+                    canonical_json(prepared.specs),
                 ),
             )
             self._db.executemany(
@@ -195,7 +196,7 @@ class Journal:
             step = change.record
             self._db.execute(
                 "UPDATE steps SET state = ?, sha256 = ?, bytes = ?, result = ?, started_at = ?,"
-                " ended_at = ? WHERE run = ? AND step = ?",
+                " ended_at = ?, state_sha256 = ?, state_bytes = ? WHERE run = ? AND step = ?",
                 (
                     step.state.value,
                     step.sha256,
@@ -203,6 +204,8 @@ class Journal:
                     canonical_json(step.result),
                     step.started_at,
                     step.ended_at,
+                    step.state_sha256,
+                    step.state_size,
                     run,
                     change.step,
                 ),
@@ -231,7 +234,7 @@ class Journal:
         else:
             self._db.execute(
                 "UPDATE runs SET state = ?, code = ?, message = ?, changed_at = ? WHERE run = ?",
-                (change.state.value, change.code, change.message, time.time(), run),
+                (change.state.value, change.code, change.message, change.changed_at, run),
             )
             data = present(state=change.state, code=change.code, message=change.message)
             self._event(run, None, EventKind.RUN, data)

@@ -6,17 +6,19 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
+from fedelmy_node.bundle.format import tensor_bytes
 from fedelmy_node.config.decode import decode
-from fedelmy_node.domain.artifact import Origin, TensorInfo
+from fedelmy_node.domain.artifact import BundleSpec, Origin, TensorInfo
 from fedelmy_node.domain.errors import RunError, TransferError
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, StepId
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.plan_steps import Route
 from fedelmy_node.domain.reports import RunSummary, Signed
+from fedelmy_node.domain.step_traits import DELIVER, operation_of
 
 
 def json_object(text: bytes) -> dict[str, Any]:
@@ -25,6 +27,11 @@ def json_object(text: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError("not a JSON object")
     return value
+
+
+def _added(row: sqlite3.Row, column: str, default: Any) -> Any:
+    """Return a column that a journal of an older version, which is read first, does not have."""
+    return row[column] if column in row.keys() else default  # noqa: SIM118 - it iterates over values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +53,21 @@ class Prepared:
     """Counts of samples and classes, versions, size of the model."""
     metadata: str = ""
     """The safetensors metadata that a bundle of this run must have; empty: it was not recorded."""
+    specs: Mapping[str, BundleSpec] = field(default_factory=dict)
+    """Of operations whose bundles are other ones."""
+
+    def spec_of(self, step: StepId) -> BundleSpec:
+        """Return what the bundle of a step has to be; the step may be at another site."""
+        operation = operation_of(step)
+        operation = self.slice.result if operation == DELIVER else operation
+        known = self.specs.get(operation)
+        return known or BundleSpec(manifest=self.manifest, metadata=self.metadata)
+
+    @property
+    def largest(self) -> tuple[TensorInfo, ...]:
+        """The manifest of the largest bundle."""
+        manifests = (self.manifest, *(spec.manifest for spec in self.specs.values()))
+        return max(manifests, key=tensor_bytes)
 
     @property
     def sha256(self) -> str:
@@ -63,6 +85,10 @@ class Prepared:
             manifest=tuple(decode(TensorInfo, entry) for entry in json.loads(row["manifest"])),
             report=json_object(row["report"]),
             metadata=row["metadata"],
+            specs={
+                name: decode(BundleSpec, entry)
+                for name, entry in json_object(_added(row, "specs", b"{}")).items()
+            },
         )
 
 
@@ -76,6 +102,9 @@ class StepRecord:
     result: Mapping[str, Any]
     started_at: float
     ended_at: float
+    state_sha256: str = ""
+    """Digest of the state that it left for the next step here; empty: none."""
+    state_size: int = 0
 
     @classmethod
     def from_row(cls, row: sqlite3.Row) -> Self:
@@ -86,6 +115,8 @@ class StepRecord:
             result=json_object(row["result"]),
             started_at=row["started_at"],
             ended_at=row["ended_at"],
+            state_sha256=_added(row, "state_sha256", ""),
+            state_size=_added(row, "state_bytes", 0),
         )
 
 

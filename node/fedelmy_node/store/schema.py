@@ -15,7 +15,7 @@ from fedelmy_node.domain.errors import StoreError
 from fedelmy_node.store.readonly_journal import open_readonly
 from fedelmy_node.store.row_digests import damaged, digest_rows, guard, register
 
-_VERSION: Final = 3
+_VERSION: Final = 4
 _SCHEMA: Final = """
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, federation TEXT NOT NULL, state TEXT NOT NULL,
@@ -53,6 +53,11 @@ ALTER TABLE runs ADD COLUMN metadata TEXT NOT NULL DEFAULT '';
 ALTER TABLE runs ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
 ALTER TABLE steps ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
 ALTER TABLE edges ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
+""",
+    3: """
+ALTER TABLE runs ADD COLUMN specs BLOB NOT NULL DEFAULT x'7b7d';
+ALTER TABLE steps ADD COLUMN state_sha256 TEXT NOT NULL DEFAULT '';
+ALTER TABLE steps ADD COLUMN state_bytes INTEGER NOT NULL DEFAULT 0;
 """,
 }
 """From each version to the next; the digests of all rows are recomputed afterwards."""

@@ -11,6 +11,8 @@
       identity/                key, certificate, the federation's CA
       site.toml                optional settings of the site
       scratch/RUN/             working directory of a preparation, removed when it ends
+      weights/                 files of weights that models start from, put here by the administrator
+      features/                features of frozen models, computed once; may be deleted
       samples/                 unnamed files of trainers whose samples do not fit into memory
       runs/RUN/inputs/EDGE     received bundles (EDGE.DIGEST.part while incomplete)
       runs/RUN/steps/STEP/     output of a step: bundle, trainer.log, pool/, checkpoints/
@@ -29,8 +31,6 @@ from typing import Final
 from fedelmy_node.domain.errors import StoreError
 from fedelmy_node.domain.names import EdgeId, RunId, StepId, file_stem
 
-SPARE_BYTES: Final = 64 << 20
-"""Kept free for the journal and the output of steps: below it, no bundle is accepted."""
 _NETWORK_FILE_SYSTEMS: Final = (
     "nfs nfs4 cifs smb3 smbfs afs ceph 9p lustre glusterfs ncpfs"
     " fuse.sshfs fuse.glusterfs fuse.s3fs"
@@ -66,6 +66,10 @@ class Layout:
         return self.root / "scratch" / file_stem(run)
 
     @property
+    def features(self) -> Path:
+        return self.root / "features"
+
+    @property
     def samples(self) -> Path:
         return self.root / "samples"
 
@@ -78,6 +82,10 @@ class Layout:
 
     def output(self, run: RunId, step: StepId) -> Path:
         return self.step(run, step) / "output.safetensors"
+
+    def state(self, run: RunId, step: StepId) -> Path:
+        """What a step leaves for the next one of the run at this site."""
+        return self.step(run, step) / "state.safetensors"
 
     def checkpoints(self, run: RunId, step: StepId) -> Path:
         return self.step(run, step) / "checkpoints"

@@ -56,6 +56,11 @@ class Batches:
     def labels(self) -> Tensor:
         return self._samples.labels
 
+    @property
+    def samples(self) -> int:
+        """The number of samples, including those of other processes."""
+        return len(self._samples)
+
     def __len__(self) -> int:
         """Batches per epoch; the last one may be smaller."""
         return math.ceil(len(self._samples) / self._training.batch_size)

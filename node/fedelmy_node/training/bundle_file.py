@@ -3,9 +3,9 @@
 Tensors are stored as `group/tensor`. If two names share one tensor (tied weights), the first name
 in alphabetical order is stored and the metadata list the others; reading restores both names.
 
-A step's bundle stores floats in the recipe's wire type: the file is transferred as it is, so its
-sha256 is the same at every site and in simulation. Integers, such as BatchNorm's counters, keep
-their type.
+A step's bundle stores float32, and all floats of models, in the recipe's wire type: the file is
+transferred as it is, so its sha256 is the same at every site and in simulation. Integers, such as
+BatchNorm's counters, and what an operation has given another type keep their type.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from torch import Tensor
 from fedelmy_node.bundle.format import ITEM_BYTES, KEY, metadata_text, parse_metadata, read_header
 from fedelmy_node.domain.artifact import TensorInfo
 from fedelmy_node.domain.errors import BundleError, TrainingError
-from fedelmy_node.domain.federation import WireDtype
+from fedelmy_node.domain.federation import Frozen, WireDtype
+from fedelmy_node.domain.step_traits import MODEL
 from fedelmy_node.store.durable_files import replacing
 
 Groups = Mapping[str, Mapping[str, Tensor]]
@@ -51,17 +52,19 @@ _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 _WIRE_DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in _FLOATS}
 
 
-def write_bundle(path: Path, groups: Groups, wire: WireDtype | None = None) -> tuple[str, int]:
+def write_bundle(
+    path: Path, groups: Groups, wire: WireDtype | None = None, frozen: Frozen | None = None
+) -> tuple[str, int]:
     """Write the groups to `path`, durably and atomically; return the file's sha256 and size.
 
-    Floats are converted to `wire`, if given; E-TRAINING-RANGE if one is too large for that type.
+    Models and float32 are converted to `wire`, if given; E-TRAINING-RANGE if a value is too large.
     """
     stored, aliases = _resolve(groups)
     tensors = {
         name: _converted(name, tensor.detach(), wire).cpu().contiguous()
         for name, tensor in stored.items()
     }
-    metadata = {KEY: metadata_text(groups, aliases)}
+    metadata = {KEY: metadata_text(groups, aliases, frozen)}
     with replacing(path) as partial:
         _save(tensors, partial, metadata)
         with partial.open("rb") as file:
@@ -99,21 +102,34 @@ def manifest_of(groups: Groups, wire: WireDtype | None = None) -> tuple[TensorIn
     """The tensors of a bundle of these groups, sorted by name; also works for meta tensors."""
     stored, _ = _resolve(groups)
     return tuple(
-        TensorInfo(name=name, dtype=_stored_name(tensor, wire), shape=tuple(tensor.shape))
+        TensorInfo(name=name, dtype=_stored_name(name, tensor, wire), shape=tuple(tensor.shape))
         for name, tensor in sorted(stored.items())
     )
 
 
-def metadata_of(groups: Groups) -> str:
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """New meta tensors of the same types and shapes; names of one tensor stay names of one."""
+    made: dict[tuple[object, ...], Tensor] = {}
+    return {
+        name: made.setdefault(
+            _identity(name, tensor), torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+def metadata_of(groups: Groups, frozen: Frozen | None = None) -> str:
     """The metadata of a bundle of these groups."""
-    return metadata_text(groups, _resolve(groups)[1])
+    return metadata_text(groups, _resolve(groups)[1], frozen)
 
 
-def bundle_bytes(groups: Groups, wire: WireDtype | None = None) -> int:
+def bundle_bytes(
+    groups: Groups, wire: WireDtype | None = None, frozen: Frozen | None = None
+) -> int:
     """The size of the file that `write_bundle` writes; also works for meta tensors."""
     stored, aliases = _resolve(groups)
-    dtypes = {name: _stored_name(tensor, wire) for name, tensor in stored.items()}
-    header: dict[str, Any] = {"__metadata__": {KEY: metadata_text(groups, aliases)}}
+    dtypes = {name: _stored_name(name, tensor, wire) for name, tensor in stored.items()}
+    header: dict[str, Any] = {"__metadata__": {KEY: metadata_text(groups, aliases, frozen)}}
     position = 0
     # safetensors writes the widest types first, then by name; the order affects the header's size.
     for name in sorted(stored, key=lambda name: (-ITEM_BYTES[dtypes[name]], name)):
@@ -126,17 +142,25 @@ def bundle_bytes(groups: Groups, wire: WireDtype | None = None) -> int:
     return 8 + (text + 7) // 8 * 8 + position
 
 
-def _stored_dtype(tensor: Tensor, wire: WireDtype | None) -> torch.dtype:
-    return tensor.dtype if wire is None or not tensor.is_floating_point() else _WIRE_DTYPES[wire]
+def is_model(group: str) -> bool:
+    """Whether a group is a model: `model`, or of several `model.1`, `model.2`, ..."""
+    return group.partition(".")[0] == MODEL
 
 
-def _stored_name(tensor: Tensor, wire: WireDtype | None) -> str:
-    return _DTYPES[_stored_dtype(tensor, wire)]
+def _stored_dtype(name: str, tensor: Tensor, wire: WireDtype | None) -> torch.dtype:
+    if wire is None or not tensor.is_floating_point():
+        return tensor.dtype
+    converts = tensor.dtype == torch.float32 or is_model(name.partition("/")[0])
+    return _WIRE_DTYPES[wire] if converts else tensor.dtype
+
+
+def _stored_name(name: str, tensor: Tensor, wire: WireDtype | None) -> str:
+    return _DTYPES[_stored_dtype(name, tensor, wire)]
 
 
 def _converted(name: str, tensor: Tensor, wire: WireDtype | None) -> Tensor:
     """The tensor in its stored type; a finite value must not become infinite."""
-    dtype = _stored_dtype(tensor, wire)
+    dtype = _stored_dtype(name, tensor, wire)
     if tensor.dtype == dtype:
         return tensor
     converted = tensor.to(dtype)

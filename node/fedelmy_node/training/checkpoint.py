@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,9 +18,6 @@ from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.training.fit import Best, FitOrder, FitState
 from fedelmy_node.training.job import Input, Job
 from fedelmy_node.training.weights import Weights
-
-MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-"""Adam's state per parameter, beside its step count."""
 
 
 def job_key(job: Job, inputs: Sequence[Input], samples: Mapping[str, int]) -> str:
@@ -70,21 +66,22 @@ class Underway:
     batch: int
     samples: int
     now: Weights
-    adam: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    """Its state by name."""
     sums: Tensor
     best: Best | None
 
     @classmethod
     def capture(cls, order: FitOrder, state: FitState) -> Underway:
         """Copy the state, after at least one batch; training may continue at once."""
-        adam, best = state.optimizer.state, state.best
+        best, optimizer = state.best, state.optimizer.state
         return cls(
             order=order,
             epoch=state.epoch,
             batch=state.batch,
             samples=state.samples,
             now=_on_cpu(state.model.weights()),
-            adam={name: adam[name].detach().to("cpu", copy=True) for name in (*MOMENTS, "step")},
+            optimizer={name: one.to("cpu", copy=True) for name, one in optimizer.items()},
             sums=state.sums.to("cpu", copy=True),
             best=replace(best, weights=_on_cpu(best.weights)) if best else None,
         )
@@ -92,7 +89,7 @@ class Underway:
     def restore(self, state: FitState) -> None:
         """Set a state, on any device, to this one."""
         state.model.load(self.now)
-        state.optimizer.restore(self.adam)
+        state.optimizer.restore(self.optimizer)
         state.sums.copy_(self.sums)
         state.epoch, state.batch, state.samples = self.epoch, self.batch, self.samples
         if self.best is not None:

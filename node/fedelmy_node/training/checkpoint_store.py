@@ -25,10 +25,12 @@ from torch import Tensor
 
 from fedelmy_node.config.decode import canonical_json, decode
 from fedelmy_node.domain.errors import FedelmyError, TrainingError
+from fedelmy_node.domain.federation import Training
 from fedelmy_node.store.durable_files import cannot_write, file_sha256, write_durably
 from fedelmy_node.training.bundle_file import Groups, manifest_of, read_bundle, write_bundle
-from fedelmy_node.training.checkpoint import MOMENTS, Done, Found, Underway
+from fedelmy_node.training.checkpoint import Done, Found, Underway
 from fedelmy_node.training.fit import Best, FitOrder
+from fedelmy_node.training.optimizer import initial_state
 from fedelmy_node.training.weights import FlatModel, Weights
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ class CheckpointStore:
     directory: Path
     key: str
     """See `job_key`."""
+    training: Training
+    """The job's; it decides what the optimizer remembers."""
     _number: int = 0
     """The highest in use."""
     _kept: list[int] = field(default_factory=list)
@@ -94,7 +98,7 @@ class CheckpointStore:
             return Found(problems=(f"the checkpoints cannot be listed: {error.strerror}",))
         self._number = max(numbers, default=0)
         best, problems = Found(), []
-        reader = _Reader(self.directory, model)
+        reader = _Reader(self.directory, model, self.training)
         for number in sorted(numbers, reverse=True):
             try:
                 contents = _read_document(self.directory / f"{number:06d}.json")
@@ -131,7 +135,7 @@ class CheckpointStore:
         number = self._number + 1
         tensors = self.directory / f"{number:06d}.safetensors"
         try:
-            state = _write_state(tensors, underway) if underway else None
+            state = _write_state(tensors, underway, self.training) if underway else None
             entries = tuple(map(_fit_entry, fits))
             contents = _Contents(format=_FORMAT, key=self.key, fits=entries, state=state)
             document = _Document(checkpoint=contents, sha256=_checksum(contents))
@@ -169,8 +173,9 @@ class CheckpointStore:
 class _Reader:
     """Reads tensor files for one model, each file once."""
 
-    def __init__(self, directory: Path, model: FlatModel) -> None:
+    def __init__(self, directory: Path, model: FlatModel, training: Training) -> None:
         self._directory = directory
+        self._training = training
         self._form = _formed_like(model.weights())
         self._results: dict[str, Weights | str] = {}
 
@@ -207,10 +212,10 @@ class _Reader:
         return self._results[name]
 
     def _state(self, path: Path, entry: _StateEntry) -> Underway:
-        moments = {name: torch.empty_like(self._form.vector) for name in MOMENTS}
+        optimizer = self._training.optimizer
         wanted: Groups = {
             **_weights_groups(self._form),
-            "adam": {**moments, "step": torch.empty(())},
+            optimizer: initial_state(self._training, self._form.vector),
             "epoch": {"sums": torch.empty(3, dtype=torch.float64)},
             **(_weights_groups(_formed_like(self._form), "best-") if entry.best_epoch else {}),
         }
@@ -220,15 +225,20 @@ class _Reader:
             score, epoch = entry.best_score, entry.best_epoch
             best = Best(epoch=epoch, accuracy=accuracy, score=score, weights=weights)
         place = {name: getattr(entry, name) for name in _PLACE}
-        adam, sums = groups["adam"], groups["epoch"]["sums"]
-        return Underway(**place, now=_weights(groups), adam=adam, sums=sums, best=best)
+        return Underway(
+            **place,
+            now=_weights(groups),
+            optimizer=groups[optimizer],
+            sums=groups["epoch"]["sums"],
+            best=best,
+        )
 
 
-def _write_state(path: Path, underway: Underway) -> _StateEntry:
+def _write_state(path: Path, underway: Underway, training: Training) -> _StateEntry:
     best = underway.best
     groups: Groups = {
         **_weights_groups(underway.now),
-        "adam": underway.adam,
+        training.optimizer: underway.optimizer,
         "epoch": {"sums": underway.sums},
         **(_weights_groups(best.weights, "best-") if best else {}),
     }
@@ -261,7 +271,8 @@ def _read_tensors(path: Path, sha256: str, wanted: Groups) -> dict[str, dict[str
         raise TrainingError("E-TRAINING-CHECKPOINT", f"{path.name} is damaged")
     groups = read_bundle(path)
     if manifest_of(groups) != manifest_of(wanted):
-        raise TrainingError("E-TRAINING-CHECKPOINT", f"{path.name} is of another model")
+        message = f"{path.name} is of another model or optimizer"
+        raise TrainingError("E-TRAINING-CHECKPOINT", message)
     return groups
 
 

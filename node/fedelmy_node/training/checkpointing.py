@@ -20,7 +20,8 @@ from fedelmy_node.training.checkpoint import Done, Underway
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.fit import Bench, Best, FitOrder, FitState, fit
 from fedelmy_node.training.job import Emit
-from fedelmy_node.training.objective import Regulariser
+from fedelmy_node.training.loss import BatchTerm
+from fedelmy_node.training.regularisers import Regulariser
 from fedelmy_node.training.stop_signal import StopSignal, Terminated
 from fedelmy_node.training.weights import FlatModel, Weights
 
@@ -146,13 +147,18 @@ class Checkpoints:
             self._report_resumed(self._last, epoch=self._last.epochs, batch=0)
 
     def fit(
-        self, bench: Bench, order: FitOrder, start: Weights, regulariser: Regulariser | None = None
+        self,
+        bench: Bench,
+        order: FitOrder,
+        start: Weights,
+        regulariser: Regulariser | None = None,
+        term: BatchTerm | None = None,
     ) -> Best:
         """Fit a model, or return the result of an earlier process; raises what `fit` raises."""
         with self._stop.deferred():
             best = self._take(bench, order)
             if best is None:
-                best = fit(bench, order, start, regulariser, hook=self)
+                best = fit(bench, order, start, regulariser, term, hook=self)
                 if self._writes:
                     self._done.append(Done.of(order, best))
                     self._save(lambda: None)

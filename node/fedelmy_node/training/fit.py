@@ -1,24 +1,24 @@
-"""Fit one model: Adam on the loss and an optional regulariser; keep the best validation epoch.
+"""Fit one model: minimise the loss and what a strategy adds; keep the best validation epoch.
 
 Every random number derives from (run seed, site, visit, member, epoch, batch), so `FitState` is all
 that is needed to resume at any batch. Nothing in the loop over batches waits for the device.
 
 A batch of one sample has no batch statistics: BatchNorm layers then use their running statistics
 and leave them unchanged, as in evaluation. The sample is still trained on.
+
+Early stopping depends on the best and the current epoch alone, and the learning rate on the number
+of the step, so neither has a state of its own.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from fedelmy_node.domain.errors import TrainingError
 from fedelmy_node.domain.events import EventKind
@@ -28,11 +28,14 @@ from fedelmy_node.training.batches import Batches, eval_batches
 from fedelmy_node.training.data.samples import Samples
 from fedelmy_node.training.distributed import ALONE, Ranks
 from fedelmy_node.training.epoch_counter import Progress
+from fedelmy_node.training.gradient import Objective
 from fedelmy_node.training.job import Emit
-from fedelmy_node.training.objective import Loss, Regulariser
-from fedelmy_node.training.optimizer import Adam
+from fedelmy_node.training.loss import BatchTerm, Loss
+from fedelmy_node.training.optimizer import Optimizer, optimizer_for
+from fedelmy_node.training.regularisers import Regulariser
+from fedelmy_node.training.schedule import learning_rate
 from fedelmy_node.training.seeds import derive
-from fedelmy_node.training.torch_runtime import Acceleration, Scale
+from fedelmy_node.training.torch_runtime import Acceleration
 from fedelmy_node.training.weights import FlatModel, Weights
 
 
@@ -58,6 +61,21 @@ class Bench:
     ranks: Ranks = ALONE
     speed: Acceleration = field(default_factory=Acceleration)
 
+    def objective(
+        self, regulariser: Regulariser | None = None, term: BatchTerm | None = None
+    ) -> Objective:
+        """What one fit minimises."""
+        return Objective(
+            model=self.model,
+            loss=self.loss,
+            training=self.training,
+            term=term,
+            regulariser=regulariser,
+            ranks=self.ranks,
+            speed=self.speed,
+            scale=self.speed.scale(self.model.theta.device),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitOrder:
@@ -68,6 +86,7 @@ class FitOrder:
     members: int
     """Size of the pool."""
     epochs: int
+    """At most: early stopping may end the fit before."""
 
     @property
     def phase(self) -> str:
@@ -116,7 +135,7 @@ class FitState:
     """The progress of a fit: enough to resume it with the same result."""
 
     model: FlatModel
-    optimizer: Adam
+    optimizer: Optimizer
     sums: Tensor
     """Loss, d1 and d2, times samples, summed over the epoch so far; float64, on the device."""
     epoch: int = 1
@@ -127,8 +146,13 @@ class FitState:
     """Samples in those batches."""
     best: Best | None = None
     """None until the first epoch is complete."""
-    scale: Scale | None = None
-    """Gradient scale for mixed precision; not saved in checkpoints."""
+
+    def is_over(self, order: FitOrder, training: Training) -> bool:
+        """Whether the current epoch is not to be trained any more."""
+        patience, completed = training.early_stopping, self.epoch - 1
+        if self.best is not None and self.best.score is not None and patience is not None:
+            return completed >= min(order.epochs, self.best.epoch + patience)
+        return completed >= order.epochs
 
 
 class FitHook(Protocol):
@@ -149,6 +173,7 @@ def fit(
     order: FitOrder,
     start: Weights,
     regulariser: Regulariser | None = None,
+    term: BatchTerm | None = None,
     hook: FitHook | None = None,
 ) -> Best:
     """Train from `start`; return the best epoch by validation, the earliest of equals."""
@@ -156,18 +181,18 @@ def fit(
     bench.model.load(start)
     if order.epochs == 0:
         return Best(epoch=0, accuracy=validate(bench).accuracy, weights=start)
-    device = bench.model.theta.device
+    objective = bench.objective(regulariser, term)
     state = FitState(
         model=bench.model,
-        optimizer=Adam(bench.model, bench.training),
-        scale=bench.speed.scale(device),
-        sums=torch.zeros(3, dtype=torch.float64, device=device),
+        optimizer=optimizer_for(bench.model, bench.training),
+        sums=torch.zeros(3, dtype=torch.float64, device=bench.model.theta.device),
     )
     if hook is not None:
         hook.begin(order, state)
-        bench.progress.skip(state.epoch - 1)
-    while state.epoch <= order.epochs:
-        _train_epoch(bench, order, state, regulariser, hook)
+        over = state.is_over(order, bench.training)
+        bench.progress.skip(order.epochs if over else state.epoch - 1)
+    while not state.is_over(order, bench.training):
+        _train_epoch(bench, order, state, objective, hook)
         _close_epoch(bench, order, state, regulariser is not None)
         if hook is not None:
             hook.after_epoch(order, state)
@@ -200,48 +225,30 @@ def _train_epoch(
     bench: Bench,
     order: FitOrder,
     state: FitState,
-    regulariser: Regulariser | None,
+    objective: Objective,
     hook: FitHook | None = None,
 ) -> None:
     """Train from `state.batch` to the end of the epoch."""
     model, place = state.model, (bench.site, bench.visit, order.member, state.epoch)
+    per_epoch = len(bench.batches)
     model.module.train()
     for images, labels in bench.batches.epoch(place, start=state.batch):
         if bench.progress.first_batch():
             bench.emit(EventKind.BEGUN, {})
         seed = derive(bench.run_seed, *place, state.batch, "model", *bench.ranks.seed)
-        _seed(model.theta.device, seed)
         whole = bench.batches.size(state.batch)
-        loss = _gradient(bench, state, images, labels, share=len(labels) / whole)
+        loss, distances = objective.gradient(images, labels, whole=whole, seed=seed)
         state.sums[0].add_(loss, alpha=whole)
-        if regulariser is not None:
-            distances = regulariser.add_gradient(model.theta, model.grad, loss)
+        if distances is not None:
             state.sums[1:].add_(distances, alpha=whole)
-        state.optimizer.step(found_inf=state.scale.overflow if state.scale else None)
+        step = (state.epoch - 1) * per_epoch + state.batch
+        rate = learning_rate(bench.training, step, epochs=order.epochs, per_epoch=per_epoch)
+        overflow = objective.scale.overflow if objective.scale else None
+        state.optimizer.step(rate, found_inf=overflow)
         state.batch += 1
         state.samples += whole
         if hook is not None:
             hook.after_batch(order, state)
-
-
-def _gradient(
-    bench: Bench, state: FitState, images: Tensor, labels: Tensor, *, share: float
-) -> Tensor:
-    """Compute the loss and its gradient (`model.grad`); `share` is this process's part of it."""
-    model = state.model
-    model.grad.zero_()
-    loss = torch.zeros((), device=model.theta.device)
-    if len(labels):
-        with _running_statistics(model.module, only_if=len(labels) == 1):
-            with bench.speed.computing():
-                loss = bench.loss(model.module(images), labels)
-            loss = loss if share == 1 else loss * share
-            (state.scale.up(loss) if state.scale else loss).backward()  # type: ignore[no-untyped-call]
-        loss = loss.detach()
-    bench.ranks.add_up(model.grad, loss)
-    if state.scale:
-        state.scale.down(model.grad)
-    return loss
 
 
 def _close_epoch(bench: Bench, order: FitOrder, state: FitState, regularised: bool) -> None:
@@ -259,11 +266,15 @@ def _close_epoch(bench: Bench, order: FitOrder, state: FitState, regularised: bo
     if state.best is None or state.best.score is None or (score or 0.0) > state.best.score:
         weights = state.model.weights()
         state.best = Best(epoch=state.epoch, accuracy=found.accuracy, score=score, weights=weights)
+    epoch = state.epoch
+    state.epoch, state.batch, state.samples = epoch + 1, 0, 0
+    if state.is_over(order, bench.training):
+        bench.progress.skip(order.epochs - epoch)  # none are left, unless stopped early
     data: dict[str, Any] = {
         "phase": order.phase,
         "member": order.member,
         "members": order.members,
-        "epoch": state.epoch,
+        "epoch": epoch,
         "epochs": order.epochs,
         "loss": means[0],
         "accuracy": found.accuracy,
@@ -272,28 +283,3 @@ def _close_epoch(bench: Bench, order: FitOrder, state: FitState, regularised: bo
         data |= {"d1": means[1], "d2": means[2]}
     bench.emit(EventKind.EPOCH, data | {"eta_seconds": bench.progress.epoch_done()})
     state.sums.zero_()
-    state.epoch, state.batch, state.samples = state.epoch + 1, 0, 0
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    """Seed dropout and the like; augmentation has its own generator.
-
-    `torch.manual_seed` queues every call on a machine without a GPU, in case one appears: a
-    millisecond per batch, and a memory leak.
-    """
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
-
-
-@contextmanager
-def _running_statistics(module: nn.Module, *, only_if: bool) -> Iterator[None]:
-    """Put BatchNorm layers into evaluation mode while the block runs, if `only_if`."""
-    modules = module.modules() if only_if else ()
-    layers = [layer for layer in modules if isinstance(layer, _BatchNorm) and layer.training]
-    for layer in layers:
-        layer.eval()
-    yield
-    for layer in layers:
-        layer.train()

@@ -11,19 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from fedelmy_node.domain.artifact import TensorInfo
+from fedelmy_node.domain.artifact import BundleSpec
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Recipe
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import MODEL, TRAIN
 
-JOBS: Final[Mapping[StepKind, Literal["train", "merge", "evaluate"]]] = {
-    StepKind.TRAIN: "train",
-    StepKind.MERGE: "merge",
-    StepKind.EVALUATE: "evaluate",
-}
-"""Steps that need a trainer; a deliver step only keeps its input."""
-
+PREPARE: Final = "prepare"
+"""The kind of a job that is no step: it builds the model on the meta device and opens the data."""
 Emit = Callable[[EventKind, Mapping[str, Any]], None]
 """Reports progress; called with the kinds RESUMED, BEGUN, EPOCH, MEMBER and WARNING."""
 
@@ -44,6 +39,14 @@ class DataSpec:
     """Memory limit for samples; None: half of the available memory."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheSpec:
+    """A directory of files that can be computed again."""
+
+    directory: Path
+    limit_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
     """An input bundle of a step."""
@@ -51,14 +54,18 @@ class Input:
     path: Path
     sha256: str
     """The journaled digest, checked at every read."""
+    operation: str = TRAIN
+    """The operation that made it."""
+    role: str = MODEL
+    """The role in which the step takes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """One unit of work for a trainer."""
 
-    kind: Literal["prepare", "train", "merge", "evaluate"]
-    """prepare builds the model on the meta device and opens the data; the others are steps."""
+    kind: str
+    """The operation of a step, or `PREPARE`."""
     site: SiteName
     visit: int
     """Visit of the step; 0 if nothing is trained."""
@@ -67,7 +74,9 @@ class Job:
     device: str = "cpu"
     """cpu, cuda, cuda:N or auto."""
     output: Path | None = None
-    """The bundle that a train or merge step writes."""
+    """The bundle that the step writes."""
+    state: Path | None = None
+    """The state that the step leaves at this site."""
     keep_pool: Path | None = None
     """A directory for all pool members, if the site keeps them."""
     max_change: float | None = None
@@ -82,6 +91,10 @@ class Job:
     """Processes that train the step together; with more than one, bytes may differ."""
     fast: bool = True
     """Use mixed precision and the like on a GPU; has no effect on a CPU."""
+    weights: Path | None = None
+    """The site's directory of weights that models start from."""
+    feature_cache: CacheSpec | None = None
+    """Where features of frozen models are kept; None: computed for every step."""
     trial: bool = False
     """prepare: also train a few batches and report the time."""
 
@@ -91,12 +104,13 @@ class Outcome:
     """The result of a job."""
 
     sha256: str | None = None
-    """Digest of the bundle that a train or merge step wrote."""
+    """Digest of the bundle that the step wrote."""
     bytes: int = 0
-    manifest: tuple[TensorInfo, ...] = ()
-    """prepare: the tensors of every bundle of this recipe."""
-    metadata: str = ""
-    """prepare: the metadata of every such bundle."""
+    state_sha256: str = ""
+    """Digest of the state that the step left; empty: none."""
+    state_bytes: int = 0
+    specs: Mapping[str, BundleSpec] = field(default_factory=dict)
+    """prepare: what a bundle of each operation has to be."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Counts and metrics: all that may leave the site."""
     private: tuple[str, ...] = ()

@@ -1,46 +1,80 @@
-"""Adam on a model's one flat parameter vector, with the bytes of `torch.optim.Adam(fused=True)`.
+"""Optimizers on a model's one flat parameter vector, with the bytes of `torch.optim`'s fused ones.
 
-This calls `torch.optim.adam.adam`, the public function behind that class. Constructing the class
-would import torch's compiler (`torch._dynamo`), which delays every trainer by one to two seconds.
+This calls `torch.optim.adam.adam` and the like, the public functions behind those classes.
+Constructing a class would import torch's compiler (`torch._dynamo`), which delays every trainer by
+one to two seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
-from fedelmy_node.domain.federation import Training
+from fedelmy_node.domain.federation import OptimizerName, Training
 from fedelmy_node.training.weights import FlatModel
 
 
-class Adam:
-    """A new optimizer. The fused kernel works element by element, so it is deterministic."""
+class Optimizer(ABC):
+    """A new optimizer. The fused kernels work element by element, so they are deterministic."""
 
     def __init__(self, model: FlatModel, training: Training) -> None:
         self._theta, self._grad = model.theta, model.grad
-        self._rate, self._decay = training.learning_rate, training.weight_decay
-        self._state: Final[dict[str, Tensor]] = {
-            "exp_avg": torch.zeros_like(model.theta),
-            "exp_avg_sq": torch.zeros_like(model.theta),
-            "step": torch.zeros((), dtype=torch.float32, device=model.theta.device),
-        }
+        self._training = training
+        self._state: Final = self.initial_state(training, model.theta)
+
+    @staticmethod
+    @abstractmethod
+    def initial_state(training: Training, theta: Tensor) -> dict[str, Tensor]:
+        """What a new optimizer remembers, on the device of `theta`."""
 
     @property
     def state(self) -> Mapping[str, Tensor]:
-        """Both moments and the number of steps so far; not a copy."""
+        """What the optimizer remembers between steps, by name; not a copy."""
         return self._state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         for name, tensor in self._state.items():
             tensor.copy_(state[name])
 
-    def step(self, *, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
-        """Apply the gradient, divided by `grad_scale`; `found_inf` = 1 skips the step."""
-        adam(
+    @abstractmethod
+    def step(
+        self,
+        rate: float | None = None,
+        *,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Apply the gradient, divided by `grad_scale`; `found_inf` = 1 skips the step.
+
+        `rate` is the learning rate of this step; None: the recipe's.
+        """
+
+    def _rate(self, rate: float | None) -> float:
+        return self._training.learning_rate if rate is None else rate
+
+
+class Adam(Optimizer):
+    """Adam; its state has both moments and the number of steps so far."""
+
+    _function: ClassVar[Callable[..., None]] = staticmethod(adam)
+
+    @staticmethod
+    def initial_state(training: Training, theta: Tensor) -> dict[str, Tensor]:
+        step = torch.zeros((), dtype=torch.float32, device=theta.device)
+        moments = {name: torch.zeros_like(theta) for name in ("exp_avg", "exp_avg_sq")}
+        return {**moments, "step": step}
+
+    def step(self, rate: float | None = None, **found: Any) -> None:
+        """See `Optimizer`."""
+        training = self._training
+        type(self)._function(
             [self._theta],
             [self._grad],
             [self._state["exp_avg"]],
@@ -48,13 +82,63 @@ class Adam:
             [],
             [self._state["step"]],
             fused=True,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
+            **found,
             amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
-            lr=self._rate,
-            weight_decay=self._decay,
-            eps=1e-8,
+            beta1=training.beta1,
+            beta2=training.beta2,
+            lr=self._rate(rate),
+            weight_decay=training.weight_decay,
+            eps=training.eps,
             maximize=False,
         )
+
+
+class AdamW(Adam):
+    """Adam whose weight decay is applied to the weights, not to the gradient."""
+
+    _function: ClassVar[Callable[..., None]] = staticmethod(adamw)
+
+
+class Sgd(Optimizer):
+    """SGD. The momentum buffer begins at zero; the first step then gives the gradient, as torch's.
+
+    So no step differs from the others, also after a first one that `found_inf` skipped.
+    """
+
+    @staticmethod
+    def initial_state(training: Training, theta: Tensor) -> dict[str, Tensor]:
+        return {"momentum": torch.zeros_like(theta)} if training.momentum else {}
+
+    def step(self, rate: float | None = None, **found: Any) -> None:
+        """See `Optimizer`."""
+        training = self._training
+        sgd(
+            [self._theta],
+            [self._grad],
+            [self._state.get("momentum")],
+            fused=True,
+            **found,
+            weight_decay=training.weight_decay,
+            momentum=training.momentum,
+            lr=self._rate(rate),
+            dampening=0.0,
+            nesterov=training.nesterov,
+            maximize=False,
+        )
+
+
+OPTIMIZERS: Final[Mapping[OptimizerName, type[Optimizer]]] = {
+    "adam": Adam,
+    "adamw": AdamW,
+    "sgd": Sgd,
+}
+
+
+def optimizer_for(model: FlatModel, training: Training) -> Optimizer:
+    """The recipe's optimizer, without history."""
+    return OPTIMIZERS[training.optimizer](model, training)
+
+
+def initial_state(training: Training, theta: Tensor) -> dict[str, Tensor]:
+    """See `Optimizer.initial_state`: checkpoints have tensors of these names, shapes and types."""
+    return OPTIMIZERS[training.optimizer].initial_state(training, theta)

@@ -8,41 +8,55 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import torch
+from torch import Tensor, nn
 
+from fedelmy_node.bundle.verification import check_bundle
 from fedelmy_node.config.registry import BUILT_IN
-from fedelmy_node.domain.artifact import TensorInfo
+from fedelmy_node.domain.artifact import BundleSpec
 from fedelmy_node.domain.errors import BundleError, ConfigError, FedelmyError, RunError
 from fedelmy_node.domain.events import EventKind
-from fedelmy_node.domain.federation import Training
+from fedelmy_node.domain.federation import Training, WireDtype
+from fedelmy_node.domain.step_traits import DELIVER, MODEL, STATE, TRAIN
 from fedelmy_node.store.durable_files import check_intact
 from fedelmy_node.training import models, strategies
 from fedelmy_node.training.batches import Batches, eval_batches
-from fedelmy_node.training.bundle_file import bundle_bytes, manifest_of, metadata_of, write_bundle
+from fedelmy_node.training.bundle_file import (
+    Groups,
+    bundle_bytes,
+    manifest_of,
+    metadata_of,
+    read_bundle,
+    write_bundle,
+)
 from fedelmy_node.training.checkpoint import job_key
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.checkpointing import Checkpoints
+from fedelmy_node.training.context import Artifact, Context, Outputs, Specs
 from fedelmy_node.training.data.samples import available_bytes
 from fedelmy_node.training.data.site_data import SiteData, open_data
 from fedelmy_node.training.distributed import ALONE, Ranks, rendezvous_file
 from fedelmy_node.training.epoch_counter import Progress
 from fedelmy_node.training.evaluation.features import embedding
+from fedelmy_node.training.evaluation.result_models import one_model, result_module
 from fedelmy_node.training.evaluation.scoring import evaluate
 from fedelmy_node.training.fit import Bench, fit, validate
-from fedelmy_node.training.job import DataSpec, Emit, Input, Job, Outcome
+from fedelmy_node.training.frozen_features import head_bench
+from fedelmy_node.training.job import PREPARE, DataSpec, Emit, Input, Job, Outcome
+from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.models import build
-from fedelmy_node.training.objective import Loss
+from fedelmy_node.training.models.trainable import frozen_names
+from fedelmy_node.training.models.weights_file import load_weights
+from fedelmy_node.training.operations import Operation
 from fedelmy_node.training.seeds import derive
-from fedelmy_node.training.step_inputs import MODEL_GROUP, Received, groups_of, mean_of, receive
 from fedelmy_node.training.stop_signal import StopSignal
-from fedelmy_node.training.strategies import is_weighted, settings_for, strategy_for
-from fedelmy_node.training.strategies.context import Work
+from fedelmy_node.training.strategies import operations_of, result_of, settings_for
 from fedelmy_node.training.torch_runtime import acceleration, keep_freed_memory
 from fedelmy_node.training.weights import FlatModel, Weights, distances_between
 
@@ -57,28 +71,25 @@ class Loaded:
     job: Job
     settings: object
     """The strategy's settings, validated."""
+    operation: Operation | None
+    """None: the job is to prepare."""
     opened: SiteData | None
-    """The site's samples; None for a merge."""
+    """The site's samples; None if the operation does not read them."""
     model: FlatModel
     """On the job's device; for prepare on the meta device, without values."""
     initial: Weights
     """Random values from the run's seed, shared by all sites unless each has its own."""
-    manifest: tuple[TensorInfo, ...]
-    metadata: str
-    """The metadata of every bundle of the recipe."""
+    specs: Specs
+    new: tuple[str, ...]
+    """Tensors with random values although the recipe starts from weights: a head, or none."""
     seconds: float
     """How long loading took."""
     ranks: Ranks = ALONE
 
     @property
     def data(self) -> SiteData:
-        assert self.opened is not None, "a merge has no samples"
+        assert self.opened is not None, "this operation reads no samples"
         return self.opened
-
-    @property
-    def weighted(self) -> bool:
-        """Whether bundles have a sample count."""
-        return is_weighted(self.job.recipe.strategy)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -91,6 +102,15 @@ class Loaded:
         """The data of a READY event."""
         return {**(self.sizes if self.opened else {}), "seconds": round(self.seconds, 3)}
 
+    def operation_of(self, name: str) -> Operation:
+        """Return the operation that made a bundle; a delivered one is the run's result."""
+        strategy = self.job.recipe.strategy.name
+        name = result_of(strategy).operation or TRAIN if name == DELIVER else name
+        operations = operations_of(strategy)
+        if name not in operations:
+            raise RunError("E-RUN-PLAN", f"strategy {strategy!r} has no operation {name[:40]!r}")
+        return operations[name]
+
 
 def load(job: Job, ranks: Ranks = ALONE) -> Loaded:
     """Do everything that does not need the step's inputs."""
@@ -99,22 +119,29 @@ def load(job: Job, ranks: Ranks = ALONE) -> Loaded:
     recipe, device = job.recipe, _device(job.device, ranks)
     _set_determinism(device, recipe.training, ranks)
     settings = settings_for(recipe.strategy)
-    seed = None if job.kind == "prepare" else _initial_seed(job)
+    operations = operations_of(recipe.strategy.name)
+    if job.kind != PREPARE and job.kind not in operations:
+        message = f"strategy {recipe.strategy.name!r} has no operation {job.kind[:40]!r}"
+        raise RunError("E-RUN-PLAN", message)
+    operation = operations.get(job.kind)
+    seed = None if operation is None else _initial_seed(job)
     module = build(recipe.model, recipe.task, seed, code=job.code)
-    model = FlatModel(module if seed is None else module.to(device))
+    new = load_weights(module, recipe.model, recipe.task, job.weights, seed)
+    frozen = frozen_names(module, recipe.model, recipe.task)
+    model = FlatModel(module if seed is None else module.to(device), frozen)
     opened = None
-    if job.kind != "merge":
+    if operation is None or operation.traits.reads_data:
         data = _per_process(job.data, ranks)
         opened = open_data(data, recipe.task, seed=recipe.seed, site=job.site)
-    groups = groups_of(model, 0 if is_weighted(recipe.strategy) else None)
     return Loaded(
         job=job,
         settings=settings,
+        operation=operation,
         opened=opened,
         model=model,
         initial=model.weights(),
-        manifest=manifest_of(groups, recipe.wire_dtype),
-        metadata=metadata_of(groups),
+        specs=Specs(recipe=recipe, settings=settings, module=model.state_dict()),
+        new=new,
         seconds=time.monotonic() - began,
         ranks=ranks,
     )
@@ -132,22 +159,23 @@ def run(
         files = f"{loaded.opened.left_out} file(s) of this site's data"
         message = f"{files} cannot be read and are left out"
         emit(EventKind.WARNING, {"code": "E-DATA-UNREADABLE", "message": message})
-    match job.kind:
-        case "prepare":
-            return _prepare(loaded)
-        case "evaluate":
-            return _evaluate(loaded, inputs)
-        case "merge":
-            return _merge(loaded, inputs)
-        case "train":
-            ranks.join(rendezvous_file(job), loaded.model.theta.device)
-            with _checkpoints(loaded, inputs, emit, stop or StopSignal()) as checkpoints:
-                return _train(loaded, inputs, emit, checkpoints)
+    if loaded.operation is None:
+        return _prepare(loaded)
+    if not loaded.operation.traits.trains:
+        return _compute(loaded, loaded.operation, inputs, emit, None)
+    ranks.join(rendezvous_file(job), loaded.model.theta.device)
+    with _checkpoints(loaded, inputs, emit, stop or StopSignal()) as checkpoints:
+        return _compute(loaded, loaded.operation, inputs, emit, checkpoints)
 
 
 def _prepare(loaded: Loaded) -> Outcome:
     job, data, recipe = loaded.job, loaded.data, loaded.job.recipe
-    groups = groups_of(loaded.model, 0 if loaded.weighted else None)
+    operations = operations_of(recipe.strategy.name)
+    made = {
+        name: each.output(loaded.specs)
+        for name, each in operations.items()
+        if each.traits.has_output
+    }
     report = {
         "samples": loaded.sizes,
         "class_counts": data.class_counts,
@@ -157,8 +185,13 @@ def _prepare(loaded: Loaded) -> Outcome:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": str(_device(job.device, Ranks(job.processes - 1, job.processes))),
         "parameters": loaded.model.parameters,
-        "bundle_bytes": bundle_bytes(groups, recipe.wire_dtype),
+        "bundle_bytes": max(
+            bundle_bytes(groups, recipe.wire_dtype, recipe.model.frozen) for groups in made.values()
+        ),
     }
+    if recipe.model.weights is not None:
+        frozen = (p.numel() for p in loaded.model.module.parameters() if not p.requires_grad)
+        report |= {"frozen_parameters": sum(frozen), "new_tensors": list(loaded.new)}
     # Packages of model and strategy must have the same version at all sites.
     origins = (
         models.INSTALLED.origin(recipe.model.name),
@@ -170,8 +203,14 @@ def _prepare(loaded: Loaded) -> Outcome:
         from fedelmy_node.training.trial import trial  # rarely needed
 
         report["trial"] = trial(job, data, _device(job.device))
-    manifest, metadata = loaded.manifest, loaded.metadata
-    return Outcome(manifest=manifest, metadata=metadata, report=report, private=data.unreadable)
+    specs = {name: _bundle_spec(groups, loaded) for name, groups in made.items()}
+    return Outcome(specs=specs, report=report, private=data.unreadable)
+
+
+def _bundle_spec(groups: Groups, loaded: Loaded) -> BundleSpec:
+    manifest = manifest_of(groups, loaded.job.recipe.wire_dtype)
+    metadata = metadata_of(groups, loaded.job.recipe.model.frozen)
+    return BundleSpec(manifest=manifest, metadata=metadata)
 
 
 def _checkpoints(
@@ -181,97 +220,147 @@ def _checkpoints(
     job = loaded.job
     if job.checkpoints is None:
         return nullcontext()
-    store = CheckpointStore(job.checkpoints, job_key(job, inputs, loaded.sizes))
+    key = job_key(job, inputs, loaded.sizes)
+    store = CheckpointStore(job.checkpoints, key, job.recipe.training)
     checkpoints = Checkpoints(store, loaded.model, emit, stop, writes=loaded.ranks.first)
     loaded.ranks.require_equal(checkpoints.place, loaded.model.theta.device)
     return checkpoints
 
 
-def _train(
-    loaded: Loaded, inputs: Sequence[Input], emit: Emit, checkpoints: Checkpoints | None
+def _compute(
+    loaded: Loaded,
+    operation: Operation,
+    inputs: Sequence[Input],
+    emit: Emit,
+    checkpoints: Checkpoints | None,
 ) -> Outcome:
+    """Run the operation, and write what it gives."""
+    trains = operation.traits.reads_data and operation.traits.has_output
+    bench = _bench(loaded, emit) if trains else None
+    received = _receive_all(loaded, [given for given in inputs if given.role != STATE])
+    state = next((given for given in inputs if given.role == STATE), None)
+    context = Context(
+        model=loaded.model,
+        initial=loaded.initial,
+        inputs=received,
+        state=read_bundle(state.path) if state else None,
+        reads=bench,
+        keep=partial(_keep_member, loaded),
+        fit_one=checkpoints.fit if checkpoints else fit,
+        test=partial(_evaluate, loaded, received),
+    )
+    outputs = operation.run(context, loaded.settings)
+    report = dict(outputs.report)
+    if bench is not None and outputs.model is not None:
+        bench.model.load(outputs.model)
+        report = {
+            **loaded.sizes,
+            "member_accuracies": context.accuracies,
+            "validation_accuracy": validate(bench).accuracy,
+            **_comparison(bench, context),
+            **report,
+        }
+    return replace(_written(loaded, operation, outputs), report=report)
+
+
+def _bench(loaded: Loaded, emit: Emit) -> Bench:
     job, recipe, model, data = loaded.job, loaded.job.recipe, loaded.model, loaded.data
     device, ranks, seed = model.theta.device, loaded.ranks, loaded.job.recipe.seed
-    wanted, training, classes = recipe.task.input, recipe.training, len(recipe.task.classes)
-    batches = Batches(data.train, wanted, training, run_seed=seed, device=device, ranks=ranks)
+    training, classes = recipe.training, recipe.task.classes
+    head = head_bench(model, job, data, acceleration(device, fast=job.fast, batches=0))
+    wanted = head.input if head else recipe.task.input
+    samples, validation = (head.train, head.validation) if head else (data.train, data.validation)
+    batches = Batches(samples, wanted, training, run_seed=seed, device=device, ranks=ranks)
     bench = Bench(
-        model=model,
+        model=head.model if head else model,
         batches=batches,
-        validation=ranks.share(data.validation),
+        validation=ranks.share(validation),
         input=wanted,
         training=training,
-        loss=Loss(training.loss, data.train.labels, classes, device),
+        loss=Loss(training, samples.labels, classes, device),
         run_seed=seed,
         site=job.site,
         visit=job.visit,
         emit=emit,
         progress=Progress(),
         ranks=ranks,
-        speed=acceleration(device, fast=job.fast, batches=training.epochs * len(batches)),
+        speed=acceleration(
+            device,
+            fast=job.fast,
+            batches=training.epochs * len(batches),
+            precision=training.precision,
+        ),
     )
-    bench.speed.prepare(model.module)
-    received = _receive_all(loaded, inputs)
-    work = Work(
-        bench,
-        initial=loaded.initial,
-        received=[one.weights for one in received],
-        keep=partial(_keep_member, loaded),
-        fit=checkpoints.fit if checkpoints else fit,
-    )
-    result = strategy_for(recipe.strategy.name).train(work, loaded.settings)
-    model.load(result)
-    report = {
-        **loaded.sizes,
-        "member_accuracies": work.accuracies,
-        "validation_accuracy": validate(bench).accuracy,
-        **_comparison(bench, work),
-    }
-    seen = sum(one.seen for one in received) + len(data.train)
-    return replace(_written(loaded, result, seen), report=report)
+    bench.speed.prepare(bench.model.module)
+    return bench
 
 
-def _merge(loaded: Loaded, inputs: Sequence[Input]) -> Outcome:
-    """Average the inputs; uses no samples."""
-    if not inputs:
-        raise RunError("E-RUN-PLAN", "a merge step has no input")
-    return _written(loaded, mean_of(_receive_all(loaded, inputs)), 0)
-
-
-def _written(loaded: Loaded, result: Weights, seen: int) -> Outcome:
-    """Write the step's bundle."""
-    job, model = loaded.job, loaded.model
-    assert job.output is not None, "train and merge steps have an output"
+def _written(loaded: Loaded, operation: Operation, outputs: Outputs) -> Outcome:
+    """Write the step's bundle and its state."""
+    job, wire = loaded.job, loaded.job.recipe.wire_dtype
     if not loaded.ranks.first:
         return Outcome()
-    model.load(result)
-    groups = groups_of(model, seen if loaded.weighted else None)
-    sha256, size = write_bundle(job.output, groups, job.recipe.wire_dtype)
-    return Outcome(sha256=sha256, bytes=size)
+    outcome = Outcome()
+    if operation.traits.has_output:
+        assert job.output is not None, "a step with an output writes it"
+        groups = dict(outputs.groups)
+        if outputs.model is not None:
+            loaded.model.load(outputs.model)
+            groups = {MODEL: loaded.model.state_dict(), **groups}
+        _check_spec(operation.output(loaded.specs), groups, f"operation {job.kind}", wire)
+        sha256, size = write_bundle(job.output, groups, wire, job.recipe.model.frozen)
+        outcome = replace(outcome, sha256=sha256, bytes=size)
+    if operation.state is not None and job.state is not None and outputs.state is not None:
+        _check_spec(operation.state(loaded.specs), outputs.state, f"the state of {job.kind}")
+        sha256, size = write_bundle(job.state, outputs.state)
+        outcome = replace(outcome, state_sha256=sha256, state_bytes=size)
+    return outcome
 
 
-def _comparison(bench: Bench, work: Work) -> dict[str, Any]:
+def _check_spec(declared: Groups, groups: Groups, what: str, wire: WireDtype | None = None) -> None:
+    """Refuse what an operation gives if it is not what it declared: a receiver would, too.
+
+    As it is stored: a model that is passed on may have the wire type already.
+    """
+    same = manifest_of(declared, wire) == manifest_of(groups, wire)
+    if not same or metadata_of(declared) != metadata_of(groups):
+        raise RunError("E-RUN-PLAN", f"{what} gave other tensors than it declares")
+
+
+def _comparison(bench: Bench, context: Context) -> dict[str, Any]:
     """The accuracy of the pool's first model, and the distances between its members."""
     compared: dict[str, Any] = {}
-    if began := [*work.pool, *work.received][:1]:
+    if began := [*context.pool, *context.received][:1]:
         bench.model.load(began[0])
         compared["received_accuracy"] = validate(bench).accuracy
-    if 1 < len(work.pool) <= _MAX_COMPARED:
-        compared["pool_distances"] = distances_between(work.pool)
+    if 1 < len(context.pool) <= _MAX_COMPARED:
+        compared["pool_distances"] = distances_between(context.pool)
     return compared
 
 
-def _evaluate(loaded: Loaded, inputs: Sequence[Input]) -> Outcome:
-    if len(inputs) != 1:
-        raise RunError("E-RUN-PLAN", f"an evaluate step has one input, not {len(inputs)}")
-    job, task, model = loaded.job, loaded.job.recipe.task, loaded.model
-    (received,) = _receive_all(loaded, inputs)
-    model.load(received.weights)
-    batches = partial(eval_batches, loaded.data.test, task.input, device=model.theta.device)
-    report = evaluate(model.module, batches(), task.classes)
+def _evaluate(loaded: Loaded, received: Sequence[Artifact]) -> Outputs:
+    """Evaluate the run's result on the site's test data."""
+    if len(received) != 1:
+        raise RunError("E-RUN-PLAN", f"an evaluate step has one input, not {len(received)}")
+    job, recipe, device = loaded.job, loaded.job.recipe, loaded.model.theta.device
+    spare = iter([loaded.model])
+
+    def make(state: Mapping[str, Tensor]) -> nn.Module:
+        """Fill the step's own model, then more of them."""
+        model = next(spare, None)
+        if model is None:
+            module = one_model(recipe.model, recipe.task, state, code=job.code, weights=job.weights)
+            return module.to(device)
+        model.load_state_dict(state)
+        return model.module
+
+    module = result_module(result_of(recipe.strategy.name), make, received[0].groups).to(device)
+    batches = partial(eval_batches, loaded.data.test, recipe.task.input, device=device)
+    report = evaluate(module, batches(), recipe.task.classes)
     if job.features:
-        embedded = embedding(model.module, batches(), job.features, seed=job.recipe.seed)
+        embedded = embedding(module, batches(), job.features, seed=recipe.seed)
         report |= {"embedding": embedded} if embedded else {}
-    return Outcome(report=report)
+    return Outputs(report=report)
 
 
 def _check_intact(inputs: Sequence[Input]) -> None:
@@ -280,15 +369,27 @@ def _check_intact(inputs: Sequence[Input]) -> None:
             check_intact(given.path, given.sha256, "a bundle that this step needs")
 
 
-def _receive_all(loaded: Loaded, inputs: Sequence[Input]) -> list[Received]:
-    """Read the inputs; they must fit the recipe, be finite, and be within `max_change`."""
-    received: list[Received] = []
+def _receive_all(loaded: Loaded, inputs: Sequence[Input]) -> list[Artifact]:
+    """Read the inputs; they must fit their specs, be finite, and be within `max_change`."""
+    received: list[Artifact] = []
     for position, given in enumerate(inputs):
         with _blaming(position):
-            received.append(receive(given.path, loaded.model, loaded.manifest, loaded.metadata))
-            if loaded.job.max_change is not None:
-                _check_change(loaded.initial, received[-1].weights, loaded.job.max_change)
+            received.append(_receive(loaded, given))
     return received
+
+
+def _receive(loaded: Loaded, given: Input) -> Artifact:
+    spec = loaded.operation_of(given.operation).output(loaded.specs)
+    expected = _bundle_spec(spec, loaded)
+    check_bundle(given.path, expected.manifest, expected.metadata)
+    groups = read_bundle(given.path)
+    weights = None
+    if MODEL in groups:
+        loaded.model.load_state_dict(groups[MODEL])
+        weights = loaded.model.weights()
+        if loaded.job.max_change is not None:
+            _check_change(loaded.initial, weights, loaded.job.max_change)
+    return Artifact(role=given.role, groups=groups, weights=weights)
 
 
 @contextmanager
@@ -318,7 +419,8 @@ def _keep_member(loaded: Loaded, member: int, weights: Weights) -> None:
         loaded.model.load(weights)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = directory / f"member-{member:03d}.safetensors"
-        write_bundle(path, {MODEL_GROUP: loaded.model.state_dict()}, "float32")
+        groups = {MODEL: loaded.model.state_dict()}
+        write_bundle(path, groups, "float32", loaded.job.recipe.model.frozen)
 
 
 def _device(name: str, ranks: Ranks = ALONE) -> torch.device:

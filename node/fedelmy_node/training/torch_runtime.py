@@ -1,6 +1,7 @@
 """How torch runs in this process: acceleration, memory, versions.
 
-A CPU uses no acceleration, because it must give reproducible bytes. A GPU, unless the site sets
+A CPU uses no acceleration but the plan's `precision`, because it must give reproducible bytes; with
+bfloat16 they are those of one kind of CPU. A GPU, unless the site sets
 `fast = false`, uses bfloat16 activations, or float16 with gradient scaling if it has no bfloat16;
 TF32; and torch.compile, if the step is long enough to pay for a minute of compilation.
 """
@@ -76,8 +77,12 @@ class Scale:
         torch._amp_update_scale_(self._factor, self._growth, self.overflow, 2.0, 0.5, 2000)
 
 
-def acceleration(device: torch.device, *, fast: bool, batches: int) -> Acceleration:
+def acceleration(
+    device: torch.device, *, fast: bool, batches: int, precision: str = "float32"
+) -> Acceleration:
     """The acceleration for a step of so many batches on this device."""
+    if device.type == "cpu" and precision == "bfloat16":
+        return Acceleration(kind="cpu", dtype=torch.bfloat16)
     if device.type != "cuda" or not fast:
         return Acceleration(kind=device.type)
     torch.set_float32_matmul_precision("high")

@@ -33,8 +33,9 @@ from fedelmy_node.config.decode import decode, encode
 from fedelmy_node.domain.errors import FedelmyError, InternalError, TrainingError
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.training.distributed import Team, rendezvous_file
-from fedelmy_node.training.job import Input, Job
+from fedelmy_node.training.job import PREPARE, Input, Job
 from fedelmy_node.training.stop_signal import StopSignal, Terminated
+from fedelmy_node.training.strategies import operations_of
 
 EXIT_ERROR: Final = 1
 EXIT_ORPHANED: Final = 3
@@ -132,7 +133,7 @@ def _configure_logging(about: str) -> None:
 
 def _do(pipe: DaemonPipe, stop: StopSignal, rank: int = 0, about: str = "") -> None:
     job = decode(Job, pipe.receive("job"), "job")
-    count = job.processes if job.kind == "train" else 1
+    count = job.processes if is_distributed(job) else 1
     team = Team(job, about, partial(_fail_together, pipe)) if count > 1 and rank == 0 else None
     # Importing torch takes seconds, so validate the job first.
     from fedelmy_node.training.distributed import Ranks
@@ -158,6 +159,14 @@ def _do(pipe: DaemonPipe, stop: StopSignal, rank: int = 0, about: str = "") -> N
     if team is not None:
         team.close()
         rendezvous_file(job).unlink(missing_ok=True)
+
+
+def is_distributed(job: Job) -> bool:
+    """Whether several processes compute the job together, if the site is configured so."""
+    if job.kind == PREPARE:
+        return False
+    known = operations_of(job.recipe.strategy.name).get(job.kind)
+    return known is not None and known.traits.trains
 
 
 def _fail_together(pipe: DaemonPipe, problem: Mapping[str, Any] | None) -> None:

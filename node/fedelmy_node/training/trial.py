@@ -18,10 +18,12 @@ import torch
 from fedelmy_node.domain.errors import TrainingError
 from fedelmy_node.training.batches import Batches, eval_batches
 from fedelmy_node.training.data.site_data import SiteData
+from fedelmy_node.training.gradient import Objective
 from fedelmy_node.training.job import Job
+from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.models.builder import build_model
-from fedelmy_node.training.objective import Loss
-from fedelmy_node.training.optimizer import Adam
+from fedelmy_node.training.models.trainable import frozen_names
+from fedelmy_node.training.optimizer import optimizer_for
 from fedelmy_node.training.seeds import derive
 from fedelmy_node.training.torch_runtime import acceleration
 from fedelmy_node.training.weights import FlatModel
@@ -35,7 +37,8 @@ def trial(job: Job, data: SiteData, device: torch.device) -> dict[str, Any]:
     """Train a few batches; return the time per batch, batches per epoch, and memory used."""
     recipe, seed = job.recipe, job.recipe.seed
     try:
-        model = FlatModel(build_model(recipe.model, recipe.task, derive(seed, "init")).to(device))
+        module = build_model(recipe.model, recipe.task, derive(seed, "init")).to(device)
+        model = FlatModel(module, frozen_names(module, recipe.model, recipe.task))
         wanted, training = recipe.task.input, recipe.training
         batches = Batches(data.train, wanted, training, run_seed=seed, device=device)
         seconds = _timed(model, batches, job, device)
@@ -56,10 +59,15 @@ def trial(job: Job, data: SiteData, device: torch.device) -> dict[str, Any]:
 
 
 def _timed(model: FlatModel, batches: Batches, job: Job, device: torch.device) -> list[float]:
-    optimizer, began = Adam(model, job.recipe.training), time.monotonic()
-    classes, speed = len(job.recipe.task.classes), acceleration(device, fast=job.fast, batches=0)
-    loss = Loss(job.recipe.training.loss, batches.labels, classes, device)
-    model.module.train(len(batches) > 1 or job.recipe.training.batch_size > 1)
+    training, began = job.recipe.training, time.monotonic()
+    optimizer = optimizer_for(model, training)
+    objective = Objective(
+        model=model,
+        loss=Loss(training, batches.labels, job.recipe.task.classes, device),
+        training=training,
+        speed=acceleration(device, fast=job.fast, batches=0, precision=training.precision),
+    )
+    model.module.train()
     seconds: list[float] = []
     epoch = 0
     while len(seconds) < _BATCHES:
@@ -67,12 +75,8 @@ def _timed(model: FlatModel, batches: Batches, job: Job, device: torch.device) -
         place = (job.site, job.visit, 0, epoch)
         before = time.monotonic()
         for images, labels in islice(batches.epoch(place), _BATCHES - len(seconds)):
-            if len(labels) > 1:  # one sample has no batch statistics; `fit` handles that
-                model.grad.zero_()
-                with speed.computing():
-                    value = loss(model.module(images), labels)
-                value.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+            objective.gradient(images, labels, whole=len(labels), seed=0)
+            optimizer.step()
             _wait_for(device)
             now = time.monotonic()
             seconds.append(now - before)

@@ -5,7 +5,7 @@ The optimizer, distances and averages work on one tensor instead of hundreds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,13 +25,14 @@ class Weights:
     vector: Tensor
     """The trainable parameters, concatenated and padded to whole blocks."""
     rest: Mapping[str, Tensor]
-    """The rest of the state dict: buffers, such as BatchNorm's, and frozen parameters."""
+    """The rest of what is sent: buffers, such as BatchNorm's, and parameters without gradient."""
 
 
 class FlatModel:
     """A module whose trainable parameters are views of `theta`, their gradients of `grad`."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, frozen: Collection[str] = ()) -> None:
+        """`frozen` names tensors that never change: they are in no `Weights` and in no bundle."""
         trained = {id(p): p for p in module.parameters() if p.requires_grad}
         first = next(iter(trained.values()), None)
         if first is None or any(p.dtype != first.dtype for p in trained.values()):
@@ -51,7 +52,8 @@ class FlatModel:
             # backward() adds to an existing gradient in place, so it stays a view.
             parameter.grad = self.grad[position:end].view(parameter.shape)
             position = end
-        state = module.state_dict(keep_vars=True)
+        self._frozen: Final = frozenset(frozen)
+        state = self._without_frozen(module.state_dict(keep_vars=True))
         self.rest: Final = {name: t.detach() for name, t in state.items() if id(t) not in trained}
         """See `Weights`; not a copy."""
 
@@ -73,46 +75,25 @@ class FlatModel:
         return torch.stack(finite).all()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The current values by name; not a copy."""
-        return self.module.state_dict()
+        """The current values by name, without frozen ones; not a copy."""
+        return self._without_frozen(self.module.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set the values from a bundle; E-BUNDLE-MANIFEST unless it has exactly these tensors."""
+        held = self.module.state_dict()
+        if surplus := sorted(self._frozen & state.keys()):
+            message = f"the weights contain {surplus[0]!r}, which is frozen"
+            raise BundleError("E-BUNDLE-MANIFEST", message)
         try:
-            self.module.load_state_dict(state, strict=True)
+            self.module.load_state_dict(
+                {**{name: held[name] for name in self._frozen}, **state}, strict=True
+            )
         except RuntimeError as error:
             message = f"the weights are of another model: {error}"
             raise BundleError("E-BUNDLE-MANIFEST", message) from error
 
-
-class Pool:
-    """The paper's M_i: the received or warmed-up model, and the models trained from there."""
-
-    def __init__(self, first: Weights) -> None:
-        self._members = [first]
-
-    def append(self, member: Weights) -> None:
-        self._members.append(member)
-
-    def mean(self) -> Weights:
-        """The average of all members, including the first."""
-        return mean_weights(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __iter__(self) -> Iterator[Weights]:
-        return iter(self._members)
-
-
-def mean_weights(members: Sequence[Weights], counts: Sequence[int] | None = None) -> Weights:
-    """The mean, weighted by `counts` if given, summed in float64.
-
-    Integers, such as BatchNorm's counter, are the last member's.
-    """
-    names = members[-1].rest
-    rest = {name: _mean([member.rest[name] for member in members], counts) for name in names}
-    return Weights(vector=_mean([member.vector for member in members], counts), rest=rest)
+    def _without_frozen(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in state.items() if name not in self._frozen}
 
 
 def distances_between(members: Sequence[Weights]) -> list[list[float]]:
@@ -123,19 +104,3 @@ def distances_between(members: Sequence[Weights]) -> list[list[float]]:
             apart = torch.linalg.vector_norm(one.vector - members[j].vector, dtype=torch.float64)
             table[i][j] = table[j][i] = float(apart)
     return table
-
-
-def _mean(tensors: Sequence[Tensor], counts: Sequence[int] | None) -> Tensor:
-    """Average in pieces, so that a large model needs no large float64 copy."""
-    if not tensors[-1].is_floating_point():
-        return tensors[-1].clone()
-    out = torch.empty_like(tensors[-1])
-    flat = [tensor.reshape(-1) for tensor in tensors]
-    shares = counts or [1] * len(tensors)
-    for begin in range(0, out.numel(), 256 * BLOCK):
-        piece = slice(begin, begin + 256 * BLOCK)
-        total = flat[0][piece].double() * shares[0]
-        for tensor, share in zip(flat[1:], shares[1:], strict=True):
-            total += tensor[piece].double() * share
-        out.view(-1)[piece] = total / sum(shares)
-    return out

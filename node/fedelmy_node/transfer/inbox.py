@@ -16,22 +16,22 @@ from typing import Any, Final
 
 from fedelmy_node.bundle.format import longest_header, tensor_bytes
 from fedelmy_node.bundle.verification import check_manifest
-from fedelmy_node.domain.artifact import Block, Offer, Origin, Receipt
+from fedelmy_node.domain.artifact import Offer, Origin, Receipt
+from fedelmy_node.domain.blocks import LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES, Block
 from fedelmy_node.domain.errors import ConsentError, RunError, StoreError, TransferError
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId, site_of
-from fedelmy_node.domain.plan_steps import MAX_STEPS, Edge, StepKind, kind_of
+from fedelmy_node.domain.plan_steps import MAX_STEPS, Edge
 from fedelmy_node.store.audit_log import Act, Record, silent
 from fedelmy_node.store.changes import Change, Draft
+from fedelmy_node.store.disk_budget import check_room_for_bundle
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared, RunRecord
-from fedelmy_node.store.state_directory import SPARE_BYTES, Layout
+from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.transfer.receiver import Receiver, partial_path, remove_others
 
 _MAX_TEXT: Final = 1 << 20
 """All names and reasons together: every later bundle carries them too, in one message."""
-_MIN_BLOCK, _MAX_BLOCK = 64 << 10, 2 << 20
-"""Each block costs a message, a digest, a write and a check, however small; ours have 1 MiB."""
 _ENDED: Final = (StepState.DONE, StepState.SKIPPED)
 
 
@@ -43,7 +43,7 @@ def check_origin(record: RunRecord, edge: Edge, origin: Origin) -> None:
         raise _false(edge, "it names a step twice, or as both included and skipped")
     if not origin.contributors:
         raise _false(edge, "it names no step that trained the model")
-    if kind_of(edge.source) == StepKind.TRAIN and edge.source not in origin.contributors:
+    if record.slice.traits(edge.source).trains and edge.source not in origin.contributors:
         raise _false(edge, f"it does not name {edge.source}, which made it")
     if missing := [step for step in edge.skips if step not in named]:
         raise _false(edge, f"it skips {missing[0]}, which it does not name")
@@ -65,7 +65,7 @@ def _check_begun(record: RunRecord, edge: Edge, step: StepId) -> None:
     known = record.steps.get(step)
     if known is None:
         return
-    if record.slice.step(step).kind != StepKind.TRAIN:
+    if not record.slice.traits(step).trains:
         raise _false(edge, f"it names {step} as having trained the model")
     if not known.started_at and known.state != StepState.DONE:
         message = f"the offer includes {step}, which this site has not done"
@@ -121,13 +121,13 @@ class Inbox:
                     message = f"another bundle was already received on {edge.id}"
                     raise TransferError("E-TRANSFER-CONFLICT", message)
                 return Receipt(edge=edge.id, sha256=have.sha256, size=have.size)
-            if edge.carries == StepKind.DELIVER and _has_to_train(record):
+            if record.slice.traits(edge.target).passes_on and _has_to_train(record):
                 message = f"the result on {edge.id} cannot exist before this site has trained"
                 raise TransferError("E-TRANSFER-SEQUENCE", message)
             is_skipped = record.steps[edge.target].state == StepState.SKIPPED
             if is_skipped or have.state == EdgeState.CLOSED:
                 raise _unneeded(record, edge)
-            self._check(record, offer)
+            self._check(record, edge, offer)
             check_origin(record, edge, offer.origin)
             receiver = self._take_over(edge, offer, record.prepared)
         first = receiver.begin()  # without the lock: after a restart, it reads the partial file
@@ -176,7 +176,7 @@ class Inbox:
         receiver.store()
         edge, offer, run = receiver.edge, receiver.offer, receiver.offer.run
         facts: dict[str, str | int] = {"bytes": offer.size, "sha256": offer.sha256}
-        facts["carries"] = edge.carries.value
+        facts["carries"] = edge.carries
         data = {"peer": edge.sender, **facts, "carries": edge.carries}
         try:
             self._record(Act(act="delivery-received", run=run, edge=edge.id, facts=facts))
@@ -217,7 +217,7 @@ class Inbox:
         with self._lock:
             return self._locks.setdefault((run, edge), threading.Lock())
 
-    def _check(self, record: RunRecord, offer: Offer) -> None:
+    def _check(self, record: RunRecord, edge: Edge, offer: Offer) -> None:
         if record.state == RunState.CANCELLED:
             raise RunError("E-RUN-CANCELLED", f"run {offer.run} was cancelled at this site")
         if record.state == RunState.ABORTED:
@@ -227,22 +227,21 @@ class Inbox:
             raise ConsentError("E-CONSENT-APPROVAL", message)
         if len(offer.sha256) != 64:
             raise TransferError("E-TRANSFER-OFFER", "the offer has no sha256")
-        check_manifest(offer.manifest, record.prepared.manifest)
+        manifest = record.prepared.spec_of(edge.source).manifest
+        check_manifest(offer.manifest, manifest)
         if offer.wire_dtype != record.slice.recipe.wire_dtype:
             message = f"this run does not send floats as {offer.wire_dtype!r}"
             raise TransferError("E-TRANSFER-OFFER", message)
-        if not _MIN_BLOCK <= offer.block_bytes <= _MAX_BLOCK:
+        if not SMALLEST_BLOCK_BYTES <= offer.block_bytes <= LARGEST_BLOCK_BYTES:
             message = f"blocks of {offer.block_bytes} bytes are not accepted"
             raise TransferError("E-TRANSFER-OFFER", message)
-        payload = tensor_bytes(record.prepared.manifest)
-        if not payload < offer.size <= payload + longest_header(record.prepared.manifest):
+        payload = tensor_bytes(manifest)
+        if not payload < offer.size <= payload + longest_header(manifest):
             message = f"a bundle of this run cannot have {offer.size} bytes"
             raise TransferError("E-TRANSFER-SIZE", message)
         partial = partial_path(self._layout.input(offer.run, offer.edge), offer)
-        free, here = self._layout.free_bytes(), partial.stat().st_size if partial.exists() else 0
-        if free < offer.size - here + SPARE_BYTES:
-            message = f"the bundle needs {offer.size} bytes, but only {free} are free on disk"
-            raise StoreError("E-STORE-DISK", message)
+        here = partial.stat().st_size if partial.exists() else 0
+        check_room_for_bundle(offer.size - here, self._layout.free_bytes())
 
 
 def _started(record: RunRecord, edge: Edge, offer: Offer) -> list[Change]:
@@ -265,7 +264,7 @@ def _met(
 
 def _has_to_train(record: RunRecord) -> bool:
     """Whether this site has a train step left: then there can be no result yet."""
-    trains = [step.id for step in record.slice.steps if step.kind == StepKind.TRAIN]
+    trains = [step.id for step in record.slice.steps if record.slice.traits(step.id).trains]
     return any(record.steps[step].state not in _ENDED for step in trains)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 
-from fedelmy_node.domain.artifact import BLOCK_BYTES, Offer, Origin, Parcel
+from fedelmy_node.domain.artifact import Offer, Origin, Parcel
+from fedelmy_node.domain.blocks import BLOCK_BYTES
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName
 from fedelmy_node.domain.plan_steps import Edge
 from fedelmy_node.peers.connections import Peers
@@ -42,7 +43,7 @@ class Outbox:
             sha256=source.sha256,
             block_bytes=BLOCK_BYTES,
             wire_dtype=plan.recipe.wire_dtype,
-            manifest=record.prepared.manifest,
+            manifest=record.prepared.spec_of(edge.source).manifest,
             origin=origin,
             plan_id=plan.plan_id,
         )
@@ -88,6 +89,6 @@ class Outbox:
         self._notify(offer, event)
 
     def _audit(self, act: str, edge: Edge, offer: Offer, code: str = "") -> None:
-        facts: dict[str, str | int] = {"to": f"site/{edge.receiver}", "carries": edge.carries.value}
+        facts: dict[str, str | int] = {"to": f"site/{edge.receiver}", "carries": edge.carries}
         facts |= {"bytes": offer.size, "sha256": offer.sha256}
         self._record(Act(act=act, run=offer.run, edge=edge.id, code=code, facts=facts))

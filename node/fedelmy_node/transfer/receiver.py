@@ -25,9 +25,11 @@ from fedelmy_node.bundle.verification import (
     TRAINED_SAMPLES,
     StreamCheck,
 )
-from fedelmy_node.domain.artifact import Block, Offer
+from fedelmy_node.domain.artifact import Offer
+from fedelmy_node.domain.blocks import Block
 from fedelmy_node.domain.errors import BundleError, PeerError, TransferError
-from fedelmy_node.domain.plan_steps import Edge, StepKind, kind_of
+from fedelmy_node.domain.plan_steps import Edge
+from fedelmy_node.domain.step_traits import MERGE, TRAIN, operation_of
 from fedelmy_node.store.durable_files import publish, write_errors
 from fedelmy_node.store.records import Prepared
 
@@ -51,9 +53,8 @@ def remove_others(target: Path, offer: Offer) -> None:
 
 def _samples(edge: Edge) -> range:
     """The sample counts that a bundle on this edge may declare, if it declares any."""
-    known = {StepKind.TRAIN: TRAINED_SAMPLES, StepKind.MERGE: MERGED_SAMPLES}
-    kind = kind_of(edge.source)
-    return known.get(kind, ANY_SAMPLES) if kind else ANY_SAMPLES
+    known = {TRAIN: TRAINED_SAMPLES, MERGE: MERGED_SAMPLES}
+    return known.get(operation_of(edge.source), ANY_SAMPLES)
 
 
 class Receiver:
@@ -82,7 +83,7 @@ class Receiver:
     def _reset(self) -> None:
         self._next = 0
         self._digest = hashlib.sha256()
-        size, expected = self.offer.size, self._prepared
+        size, expected = self.offer.size, self._prepared.spec_of(self.edge.source)
         samples = _samples(self.edge)
         self._check = StreamCheck(size, expected.manifest, expected.metadata, samples)
         self._doubted = False

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from fedelmy_node.domain.artifact import SMALLEST_BLOCK_BYTES, Parcel, Receipt
-from fedelmy_node.domain.backoff import Backoff
+from fedelmy_node.domain.artifact import Parcel, Receipt
+from fedelmy_node.domain.backoff import TRANSFER_PAUSES, Backoff
+from fedelmy_node.domain.blocks import SMALLEST_BLOCK_BYTES
 from fedelmy_node.domain.errors import (
     BundleError,
     ConsentError,
@@ -26,8 +27,6 @@ from fedelmy_node.store.durable_files import check_intact
 
 logger = logging.getLogger(__name__)
 
-_FIRST_WAIT_SECONDS: Final = 0.5
-_LONGEST_WAIT_SECONDS: Final = 60.0
 _PROGRESS_SECONDS: Final = 1.0
 """Shortest time between two progress events."""
 _FINAL_CODES: Final = frozenset(
@@ -128,7 +127,7 @@ class Sender:
         self._wake.set()
 
     def _run(self) -> None:
-        backoff, first = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS), True
+        backoff, first = Backoff(TRANSFER_PAUSES), True
         while not self._stopped.is_set():
             with self._slots.taken(self._stopped) as mine:
                 if first and mine:

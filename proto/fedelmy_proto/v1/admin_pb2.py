@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fedelmy_proto.v1 import control_pb2 as fedelmy__proto_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x65\x64\x65lmy_proto/v1/admin.proto\x12\nfedelmy.v1\x1a\x1e\x66\x65\x64\x65lmy_proto/v1/control.proto\"\x0f\n\rHealthRequest\"\xb9\x02\n\x0bHealthReply\x12\x0f\n\x07serving\x18\x01 \x01(\x08\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07process\x18\x04 \x01(\x05\x12\x0e\n\x06\x61\x63tive\x18\x05 \x01(\t\x12\r\n\x05queue\x18\x06 \x03(\t\x12\x10\n\x08problems\x18\x07 \x03(\t\x12\x10\n\x08warnings\x18\x08 \x03(\t\x12\x1b\n\x13\x63\x65rtificate_expires\x18\t \x01(\x01\x12+\n\x08services\x18\n \x03(\x0b\x32\x19.fedelmy.v1.ServiceHealth\x12\x12\n\nfree_bytes\x18\x0b \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x0c \x01(\x03\x12\x0f\n\x07version\x18\r \x01(\t\x12\x0f\n\x07metrics\x18\x0e \x01(\t\x12\x11\n\tadvertise\x18\x0f \x01(\t\">\n\rServiceHealth\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"2\n\rAcceptRequest\x12!\n\x05slice\x18\x01 \x01(\x0b\x32\x12.fedelmy.v1.Signed\")\n\x0b\x41\x63\x63\x65ptReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\"\r\n\x0bRunsRequest\"1\n\tRunsReply\x12$\n\x04runs\x18\x01 \x03(\x0b\x32\x16.fedelmy.v1.RunSummary\"\x1b\n\x0cModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x96\x01\n\nModelReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x03\x12\x0e\n\x06recipe\x18\x05 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\t\x12\x0f\n\x07indices\x18\x07 \x01(\t\x12\x12\n\nunreadable\x18\x08 \x01(\t\x12\x0c\n\x04site\x18\t \x01(\t\"2\n\x0e\x41pproveRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bplan_sha256\x18\x02 \x01(\t\"\x1d\n\x0c\x41pproveReply\x12\r\n\x05state\x18\x01 \x01(\t\",\n\rRefuseRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x1c\n\x0bRefuseReply\x12\r\n\x05state\x18\x01 \x01(\t\"D\n\x0cPruneRequest\x12\x0c\n\x04runs\x18\x01 \x03(\t\x12\x15\n\rolder_seconds\x18\x02 \x01(\x01\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"1\n\nPruneReply\x12#\n\x04runs\x18\x01 \x03(\x0b\x32\x15.fedelmy.v1.PrunedRun\"5\n\tPrunedRun\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x32\xec\x03\n\x05\x41\x64min\x12<\n\x06Health\x12\x19.fedelmy.v1.HealthRequest\x1a\x17.fedelmy.v1.HealthReply\x12\x36\n\x04Runs\x12\x17.fedelmy.v1.RunsRequest\x1a\x15.fedelmy.v1.RunsReply\x12:\n\x04Show\x12\x19.fedelmy.v1.ReportRequest\x1a\x17.fedelmy.v1.ReportReply\x12\x39\n\x05Model\x12\x18.fedelmy.v1.ModelRequest\x1a\x16.fedelmy.v1.ModelReply\x12<\n\x06\x41\x63\x63\x65pt\x12\x19.fedelmy.v1.AcceptRequest\x1a\x17.fedelmy.v1.AcceptReply\x12?\n\x07\x41pprove\x12\x1a.fedelmy.v1.ApproveRequest\x1a\x18.fedelmy.v1.ApproveReply\x12<\n\x06Refuse\x12\x19.fedelmy.v1.RefuseRequest\x1a\x17.fedelmy.v1.RefuseReply\x12\x39\n\x05Prune\x12\x18.fedelmy.v1.PruneRequest\x1a\x16.fedelmy.v1.PruneReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x65\x64\x65lmy_proto/v1/admin.proto\x12\nfedelmy.v1\x1a\x1e\x66\x65\x64\x65lmy_proto/v1/control.proto\"\x0f\n\rHealthRequest\"\xb9\x02\n\x0bHealthReply\x12\x0f\n\x07serving\x18\x01 \x01(\x08\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07process\x18\x04 \x01(\x05\x12\x0e\n\x06\x61\x63tive\x18\x05 \x01(\t\x12\r\n\x05queue\x18\x06 \x03(\t\x12\x10\n\x08problems\x18\x07 \x03(\t\x12\x10\n\x08warnings\x18\x08 \x03(\t\x12\x1b\n\x13\x63\x65rtificate_expires\x18\t \x01(\x01\x12+\n\x08services\x18\n \x03(\x0b\x32\x19.fedelmy.v1.ServiceHealth\x12\x12\n\nfree_bytes\x18\x0b \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x0c \x01(\x03\x12\x0f\n\x07version\x18\r \x01(\t\x12\x0f\n\x07metrics\x18\x0e \x01(\t\x12\x11\n\tadvertise\x18\x0f \x01(\t\">\n\rServiceHealth\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"2\n\rAcceptRequest\x12!\n\x05slice\x18\x01 \x01(\x0b\x32\x12.fedelmy.v1.Signed\")\n\x0b\x41\x63\x63\x65ptReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\"\r\n\x0bRunsRequest\"1\n\tRunsReply\x12$\n\x04runs\x18\x01 \x03(\x0b\x32\x16.fedelmy.v1.RunSummary\"\x1b\n\x0cModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\xa7\x01\n\nModelReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x03\x12\x0e\n\x06recipe\x18\x05 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\t\x12\x0f\n\x07indices\x18\x07 \x01(\t\x12\x12\n\nunreadable\x18\x08 \x01(\t\x12\x0c\n\x04site\x18\t \x01(\t\x12\x0f\n\x07weights\x18\n \x01(\t\"2\n\x0e\x41pproveRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bplan_sha256\x18\x02 \x01(\t\"\x1d\n\x0c\x41pproveReply\x12\r\n\x05state\x18\x01 \x01(\t\",\n\rRefuseRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x1c\n\x0bRefuseReply\x12\r\n\x05state\x18\x01 \x01(\t\"D\n\x0cPruneRequest\x12\x0c\n\x04runs\x18\x01 \x03(\t\x12\x15\n\rolder_seconds\x18\x02 \x01(\x01\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"1\n\nPruneReply\x12#\n\x04runs\x18\x01 \x03(\x0b\x32\x15.fedelmy.v1.PrunedRun\"5\n\tPrunedRun\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x32\xec\x03\n\x05\x41\x64min\x12<\n\x06Health\x12\x19.fedelmy.v1.HealthRequest\x1a\x17.fedelmy.v1.HealthReply\x12\x36\n\x04Runs\x12\x17.fedelmy.v1.RunsRequest\x1a\x15.fedelmy.v1.RunsReply\x12:\n\x04Show\x12\x19.fedelmy.v1.ReportRequest\x1a\x17.fedelmy.v1.ReportReply\x12\x39\n\x05Model\x12\x18.fedelmy.v1.ModelRequest\x1a\x16.fedelmy.v1.ModelReply\x12<\n\x06\x41\x63\x63\x65pt\x12\x19.fedelmy.v1.AcceptRequest\x1a\x17.fedelmy.v1.AcceptReply\x12?\n\x07\x41pprove\x12\x1a.fedelmy.v1.ApproveRequest\x1a\x18.fedelmy.v1.ApproveReply\x12<\n\x06Refuse\x12\x19.fedelmy.v1.RefuseRequest\x1a\x17.fedelmy.v1.RefuseReply\x12\x39\n\x05Prune\x12\x18.fedelmy.v1.PruneRequest\x1a\x16.fedelmy.v1.PruneReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,21 +49,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELREQUEST']._serialized_start=634
   _globals['_MODELREQUEST']._serialized_end=661
   _globals['_MODELREPLY']._serialized_start=664
-  _globals['_MODELREPLY']._serialized_end=814
-  _globals['_APPROVEREQUEST']._serialized_start=816
-  _globals['_APPROVEREQUEST']._serialized_end=866
-  _globals['_APPROVEREPLY']._serialized_start=868
-  _globals['_APPROVEREPLY']._serialized_end=897
-  _globals['_REFUSEREQUEST']._serialized_start=899
-  _globals['_REFUSEREQUEST']._serialized_end=943
-  _globals['_REFUSEREPLY']._serialized_start=945
-  _globals['_REFUSEREPLY']._serialized_end=973
-  _globals['_PRUNEREQUEST']._serialized_start=975
-  _globals['_PRUNEREQUEST']._serialized_end=1043
-  _globals['_PRUNEREPLY']._serialized_start=1045
-  _globals['_PRUNEREPLY']._serialized_end=1094
-  _globals['_PRUNEDRUN']._serialized_start=1096
-  _globals['_PRUNEDRUN']._serialized_end=1149
-  _globals['_ADMIN']._serialized_start=1152
-  _globals['_ADMIN']._serialized_end=1644
+  _globals['_MODELREPLY']._serialized_end=831
+  _globals['_APPROVEREQUEST']._serialized_start=833
+  _globals['_APPROVEREQUEST']._serialized_end=883
+  _globals['_APPROVEREPLY']._serialized_start=885
+  _globals['_APPROVEREPLY']._serialized_end=914
+  _globals['_REFUSEREQUEST']._serialized_start=916
+  _globals['_REFUSEREQUEST']._serialized_end=960
+  _globals['_REFUSEREPLY']._serialized_start=962
+  _globals['_REFUSEREPLY']._serialized_end=990
+  _globals['_PRUNEREQUEST']._serialized_start=992
+  _globals['_PRUNEREQUEST']._serialized_end=1060
+  _globals['_PRUNEREPLY']._serialized_start=1062
+  _globals['_PRUNEREPLY']._serialized_end=1111
+  _globals['_PRUNEDRUN']._serialized_start=1113
+  _globals['_PRUNEDRUN']._serialized_end=1166
+  _globals['_ADMIN']._serialized_start=1169
+  _globals['_ADMIN']._serialized_end=1661
 # @@protoc_insertion_point(module_scope)

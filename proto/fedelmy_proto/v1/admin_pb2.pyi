@@ -86,7 +86,7 @@ class ModelRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class ModelReply(_message.Message):
-    __slots__ = ("run", "path", "sha256", "size", "recipe", "data", "indices", "unreadable", "site")
+    __slots__ = ("run", "path", "sha256", "size", "recipe", "data", "indices", "unreadable", "site", "weights")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class ModelReply(_message.Message):
     INDICES_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     run: str
     path: str
     sha256: str
@@ -105,7 +106,8 @@ class ModelReply(_message.Message):
     indices: str
     unreadable: str
     site: str
-    def __init__(self, run: _Optional[str] = ..., path: _Optional[str] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., recipe: _Optional[bytes] = ..., data: _Optional[str] = ..., indices: _Optional[str] = ..., unreadable: _Optional[str] = ..., site: _Optional[str] = ...) -> None: ...
+    weights: str
+    def __init__(self, run: _Optional[str] = ..., path: _Optional[str] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., recipe: _Optional[bytes] = ..., data: _Optional[str] = ..., indices: _Optional[str] = ..., unreadable: _Optional[str] = ..., site: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
 
 class ApproveRequest(_message.Message):
     __slots__ = ("run", "plan_sha256")

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from fedelmy_launcher.control.outcome import contradictions_of
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId
-from fedelmy_node.domain.plan_steps import Edge, Step, StepKind
+from fedelmy_node.domain.plan_steps import Edge, Step
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, TRAIN
 from fedelmy_node.run import actions as act
 from fedelmy_node.run.inputs import origin_of
 from fedelmy_node.run.outputs import to_send
 from fedelmy_node.run.run_events import StepFinished
 from fedelmy_node.run.run_report import report_of
-from fedelmy_node.run.unreachable import needed_neighbours
+from fedelmy_node.run.unreachable_policy import needed_neighbours
 from fedelmy_node.store.records import RunRecord
 from tests.chaos.core.entries import Entry, FaultError
 from tests.chaos.core.site import DAMAGED, Daemon, Site, result_file
@@ -167,7 +168,7 @@ def _last(record: RunRecord) -> Step:
     return next(
         step
         for step in record.slice.steps
-        if step.kind == StepKind.DELIVER and record.steps[step.id].state == StepState.DONE
+        if step.kind == DELIVER and record.steps[step.id].state == StepState.DONE
     )
 
 
@@ -176,7 +177,7 @@ def incomplete(sites: Iterable[Site], everything: frozenset[str]) -> Iterator[st
     for site in sites:
         if site.record is None or site.state != RunState.DONE:
             continue
-        delivers = any(step.kind == StepKind.DELIVER for step in site.record.slice.steps)
+        delivers = any(step.kind == DELIVER for step in site.record.slice.steps)
         file = result_file(site.record)
         really = site.disk.get(file, DAMAGED).by if file else None
         if delivers and really != everything:
@@ -192,7 +193,7 @@ def lacks_evaluation(site: Site) -> bool:
         and all(
             record.steps[step.id].state == StepState.DONE
             for step in record.slice.steps
-            if step.kind != StepKind.EVALUATE
+            if step.kind != EVALUATE
         )
     )
 
@@ -200,7 +201,7 @@ def lacks_evaluation(site: Site) -> bool:
 def deaf(sites: Mapping[SiteName, Site], entries: Iterable[Entry]) -> Iterator[str]:
     """No site trains on, and comes to its end, after it could hear that the run has ended."""
     for name, _, event in entries:
-        trained = isinstance(event, StepFinished) and event.step.startswith(StepKind.TRAIN)
+        trained = isinstance(event, StepFinished) and event.step.startswith(TRAIN)
         if trained and sites[name].state == RunState.DONE:
             yield f"{name} trained on after the run had ended elsewhere"
 

@@ -41,12 +41,9 @@ class SimExecutor:
         return self._site.daemon is self._daemon
 
     def turn(self) -> None:
-        """One turn of the loop: a timer, or the next event that was posted."""
+        """Handle the next event that was posted."""
         site, daemon = self._site, self._daemon
-        if daemon.is_due:
-            daemon.is_due = False
-            self._fire_timers()
-            return
+        daemon.is_late = daemon.is_due
         source, event = daemon.posted.popleft()
         if isinstance(event, ev.Restarted) and site.is_over:
             return
@@ -60,12 +57,14 @@ class SimExecutor:
         if not (isinstance(event, ev.NeighbourSaid) and self._is_cancelled_by(event)):
             self._handle(event)
 
-    def _fire_timers(self) -> None:
+    def ring(self) -> None:
+        """Handle the timers that are due, if they still are."""
+        self._daemon.is_due = self._daemon.is_late = False
         if has_expired(self._site, self._now()):
             self._handle(ev.RunExpired())
-        if self._is_alive and is_due(self._site, self._now()):
+        if is_due(self._site, self._now()) and self._is_alive:
             self._handle(ev.TimerFired())
-            if self._is_alive and is_due(self._site, self._now()):
+            if is_due(self._site, self._now()) and self._is_alive:
                 raise FaultError(f"{self._site.name} wakes again and again")
 
     def _is_cancelled_by(self, event: ev.NeighbourSaid) -> bool:
@@ -147,8 +146,11 @@ class SimExecutor:
             case act.CleanUp():
                 self.inbox.forget(record.slice.run)
                 site.tidy()
-            case act.WakeStreams() | act.RemoveCheckpoints() | act.Warn():
-                pass  # neighbours look at every change; there are no checkpoints and no log
+            case act.WakeStreams():
+                site.repeats += action.repeat
+                site.version += 1
+            case act.RemoveCheckpoints() | act.Warn():
+                pass  # there are no checkpoints and no log
             case _:
                 raise AssertionError(f"unknown action {action}")
 

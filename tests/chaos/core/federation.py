@@ -148,8 +148,10 @@ class Federation(Network):
         self.clock += seconds
         for site in self.up:
             assert site.daemon is not None
-            for paused in (*site.daemon.watches.values(), *site.daemon.senders.values()):
-                paused.is_paused = False
+            for watch in site.daemon.watches.values():
+                watch.is_paused = False
+            for sender in site.daemon.senders.values():
+                sender.is_paused = False
             site.daemon.is_due = has_expired(site, self.now()) or is_due(site, self.now())
 
     def crash(self, name: SiteName, actions: int) -> int | None:

@@ -21,7 +21,7 @@ from fedelmy_node.domain.errors import (
 )
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import EVALUATE, TRAIN
 from fedelmy_node.peers.watch import last_word
 from fedelmy_node.run import run_events as ev
 from fedelmy_node.transfer.sender import _is_final
@@ -98,7 +98,9 @@ class Network:
             daemon = site.daemon
             if daemon is None:
                 continue
-            if daemon.posted or daemon.is_due:
+            if daemon.is_due:
+                found.append(Move("ring", site, None))
+            if daemon.posted and not daemon.is_late:
                 found.append(Move("turn", site, None))
             for watch in daemon.watches.values():
                 if not watch.has_ended and (kind := self._watch_move(site, watch)):
@@ -120,6 +122,9 @@ class Network:
 
     def _turn(self, site: Site, _: None) -> None:
         self._executors[site.name].turn()
+
+    def _ring(self, site: Site, _: None) -> None:
+        self._executors[site.name].ring()
 
     def _post(self, site: Site, source: Source, event: ev.RunEvent) -> None:
         assert site.daemon is not None
@@ -164,11 +169,11 @@ class Network:
     def _hear(self, site: Site, watch: PeerWatch) -> None:
         there = self.sites[watch.target]
         watch.told, watch.told_at = there.state_for(site.name), there.version
-        self._post(site, watch, ev.NeighbourSaid(watch.target, watch.told))
+        self._post(site, watch, ev.NeighbourSaid(watch.target, watch.told[1]))
 
     def _hear_the_end(self, site: Site, watch: PeerWatch) -> None:
         assert watch.told is not None
-        error = last_word(watch.target, watch.told)
+        error = last_word(watch.target, watch.told[1])
         if error is not None:
             self._lose(site, watch, error)
             return
@@ -184,14 +189,17 @@ class Network:
     # --- transfers
 
     def _send(self, site: Site, sender: Sender) -> None:
-        """One part of a transfer: it starts, makes its offer, or brings the bundle."""
+        """One part of a transfer: it starts, offers, brings the bundle, or gets the receipt."""
         edge = sender.edge.id
         if not sender.is_started:
             sender.is_started = True
             self._post(site, sender, ev.SendStarted(edge))
             return
         event = self._attempt(site, sender)
-        sender.is_expected = event is None
+        if isinstance(event, ev.SendAcknowledged) and sender.receipt is None:
+            sender.receipt = event
+            return
+        sender.receipt, sender.is_expected = None, event is None
         if event is None:
             if self.choices.pick(4) == 1:
                 self._post(site, sender, ev.SendProgressed(edge, 1, sender.offer.size))
@@ -203,6 +211,10 @@ class Network:
     def _attempt(self, site: Site, sender: Sender) -> ev.RunEvent | None:
         """Return how an attempt ended; None: the receiver expects the bundle."""
         edge, bundle = sender.edge.id, site.disk.get(sender.file)
+        if sender.receipt is not None:
+            is_there = self._reaches(site.name, sender.edge.receiver)
+            is_lost = not is_there or self.choices.happens(self.odds.lost)
+            return ev.SendFailed(edge, _GONE, 1.0) if is_lost else sender.receipt
         if bundle is None:
             raise FaultError(f"{site.name} has removed what it has to send on {edge}")
         if bundle == DAMAGED:
@@ -233,7 +245,7 @@ class Network:
         else:
             receipt = inbox.begin(site.name, offer)
         # The receiver may die after its commit, before its executor or the sender hears of it.
-        if self.crash(there.name, 0) is not None or self.choices.happens(self.odds.lost):
+        if self.crash(there.name, 0) is not None:
             raise _GONE
         return receipt
 
@@ -260,10 +272,10 @@ class Network:
             is_crash = error.code == _CRASH
             self._post(site, trainer, ev.StepFailed(step.id, error, crashed=is_crash))
             return
-        if step.kind == StepKind.EVALUATE:
+        if step.kind == EVALUATE:
             self._post(site, trainer, ev.StepFinished(step.id, "", 0, {}))
             return
-        mine = {f"{site.name}{step.visit}"} if step.kind == StepKind.TRAIN else set()
+        mine = {f"{site.name}{step.visit}"} if step.kind == TRAIN else set()
         by = frozenset(mine.union(*(bundle.by for bundle in inputs.values() if bundle)))
         if not by:
             raise FaultError(f"{site.name} merges nothing")

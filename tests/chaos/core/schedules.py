@@ -198,7 +198,8 @@ class Schedule:
         what = pick(22)
         if what < 5:
             for _ in range(1 + pick(4)):
-                federation.drain()
+                if pick(3):
+                    federation.drain()
                 federation.tick((3, 6, 12, 25)[pick(4)])
         elif what < 10 and up:
             federation.kill(up[pick(len(up))])

@@ -11,7 +11,7 @@ from fedelmy_launcher.plans.compiler import compile_plan, signed_slices
 from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import TRAIN
 from fedelmy_node.store.records import Prepared
 from tests.chaos.chance import Choices
 from tests.chaos.core.entries import RUN
@@ -78,9 +78,7 @@ def prepared_by(shape: Shape, number: int = 0) -> Mapping[SiteName, Prepared]:
 def visits_of(shape: Shape) -> Mapping[StepId, str]:
     """How the work of every train step is called in a bundle."""
     return {
-        step.id: f"{step.site}{step.visit}"
-        for step in plan_of(shape).steps
-        if step.kind == StepKind.TRAIN
+        step.id: f"{step.site}{step.visit}" for step in plan_of(shape).steps if step.kind == TRAIN
     }
 
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from fedelmy_node.domain.artifact import BLOCK_BYTES, Offer, Origin
+from fedelmy_node.domain.artifact import Offer, Origin
+from fedelmy_node.domain.blocks import BLOCK_BYTES
 from fedelmy_node.domain.events import EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId
-from fedelmy_node.domain.plan_steps import Edge, Step, StepKind
+from fedelmy_node.domain.plan_steps import Edge, Step
 from fedelmy_node.domain.reports import NeighbourState
+from fedelmy_node.domain.step_traits import DELIVER
 from fedelmy_node.run.actions import Decision
 from fedelmy_node.run.inputs import provided_by, provided_needs
 from fedelmy_node.run.memory import Memory
@@ -46,7 +48,7 @@ def bundle_of(by: frozenset[str], rounding: int = 0) -> Bundle:
 
 def output_file(record: RunRecord, step: Step) -> str:
     """Return the file with the output of a step; a deliver step passes its input on."""
-    if step.kind == StepKind.DELIVER:
+    if step.kind == DELIVER:
         ((file, _),) = input_files(record, step)
         return file
     return f"out {step.id}"
@@ -69,7 +71,7 @@ def input_files(record: RunRecord, step: Step) -> list[tuple[str, str]]:
 def result_file(record: RunRecord) -> str | None:
     """Return the file of the result, once the deliver step of the site is done."""
     for step in record.slice.steps:
-        if step.kind == StepKind.DELIVER and record.steps[step.id].state == StepState.DONE:
+        if step.kind == DELIVER and record.steps[step.id].state == StepState.DONE:
             return output_file(record, step)
     return None
 
@@ -101,6 +103,8 @@ class Sender:
     """The receiver has answered the offer and expects the bundle."""
     is_paused: bool = False
     """The last attempt failed; the next one follows when time has passed."""
+    receipt: RunEvent | None = None
+    """The receipt, on its way back."""
     last: RunEvent | None = None
     """The last event of a transfer that has ended."""
 
@@ -125,7 +129,8 @@ class PeerWatch:
     target: SiteName
     plan_id: str
     stream: Stream | None = None
-    told: NeighbourState | None = None
+    told: tuple[int, NeighbourState] | None = None
+    """What the target told last, and its number of repetitions then."""
     told_at: int = -1
     """The version of the target's journal when it told that."""
     is_paused: bool = False
@@ -148,6 +153,8 @@ class Daemon:
     """What the executor's loop handles next, and where it comes from."""
     is_due: bool = False
     """A timer is due."""
+    is_late: bool = False
+    """One event was still handled before it."""
     queue: deque[Trainer] = field(default_factory=deque)
     active: Trainer | None = None
     warm: Trainer | None = None
@@ -210,6 +217,8 @@ class Site:
         self.daemon: Daemon | None = None
         self.version = 0
         """Grows with everything that neighbours may hear of."""
+        self.repeats = 0
+        """How often it has told its neighbours to hear the same again."""
         self.done: Counter[StepId] = Counter()
         """How often each step was finished."""
         self.has_skipped = False
@@ -246,7 +255,7 @@ class Site:
             elif isinstance(event, InboxChanged):
                 self._hook(before, event.cause, event.changes)
             elif isinstance(event, PlanStored):
-                self._hook(before, "Preparation", [RunChange(event.state)])
+                self._hook(before, "Preparation", [RunChange(event.state, "", "", 0.0)])
         return decision
 
     def result(self) -> Bundle | None:
@@ -254,14 +263,14 @@ class Site:
         file = result_file(self.record) if self.record is not None else None
         return self.disk.get(file) if file is not None else None
 
-    def state_for(self, asker: SiteName) -> NeighbourState:
-        """Return what this site tells a neighbour at present."""
+    def state_for(self, asker: SiteName) -> tuple[int, NeighbourState]:
+        """Return what this site tells a neighbour at present, and its number of repetitions."""
         assert self.record is not None
         known = self._told.get(asker)
         if known is None or known[0] != self.version:
             state = state_for(self.record, asker, self.memory.near)
             known = self._told[asker] = self.version, state
-        return known[1]
+        return self.repeats, known[1]
 
     def sender(self, record: RunRecord, edge: Edge, origin: Origin) -> Sender:
         """Return the transfer that `Outbox.send` starts."""

@@ -27,7 +27,8 @@ from fedelmy_node.domain.artifact import Offer
 from fedelmy_node.domain.errors import FedelmyError, StoreError
 from fedelmy_node.domain.events import EdgeState, EventKind
 from fedelmy_node.domain.names import RunId, SiteName
-from fedelmy_node.domain.plan_steps import Step, StepKind
+from fedelmy_node.domain.plan_steps import Step
+from fedelmy_node.domain.step_traits import TRAIN
 from fedelmy_node.identity.certificates import parse_certificates
 from fedelmy_node.identity.live_identity import LiveIdentity
 from fedelmy_node.node import Node
@@ -116,7 +117,7 @@ class _Started:
 
     def train(self) -> tuple[RunRecord, Step]:
         record = self.record()
-        return record, next(step for step in record.slice.steps if step.kind == StepKind.TRAIN)
+        return record, next(step for step in record.slice.steps if step.kind == TRAIN)
 
 
 @contextmanager
@@ -236,7 +237,7 @@ def _hand_over(place: Place) -> Read:
             endpoint.close()
             inbox.close()
         record = south.record()
-        edge = next(edge for edge in record.slice.edges_in if edge.carries == StepKind.TRAIN)
+        edge = next(edge for edge in record.slice.edges_in if edge.carries == TRAIN)
         received = hashlib.sha256(
             south.layout.input(record.slice.run, edge.id).read_bytes()
         ).hexdigest()
@@ -249,7 +250,7 @@ def _send(node: _Started) -> str:
     ended: list[FedelmyError | None] = []
     record, journal = node.record(), node.journal
     run = record.slice.run
-    edge = next(edge for edge in record.slice.edges_out if edge.carries == StepKind.TRAIN)
+    edge = next(edge for edge in record.slice.edges_out if edge.carries == TRAIN)
     step = record.slice.step(edge.source)
 
     def notify(offer: Offer, event: SenderEvent) -> None:

@@ -13,8 +13,10 @@ from fedelmy_launcher.plans.topologies.wiring import Wiring
 from fedelmy_node.config.decode import decode, suggestion
 from fedelmy_node.config.registry import Registry
 from fedelmy_node.domain.errors import ConfigError
-from fedelmy_node.domain.federation import TopologySetting
+from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName
+from fedelmy_node.training.strategies import INSTALLED as STRATEGIES
+from fedelmy_node.training.strategies import settings_for, strategy_for
 
 
 class TopologyEntry(NamedTuple):
@@ -31,6 +33,7 @@ _DESCRIPTIONS: Final = {
     "mesh": "all sites train in parallel, and every site averages all of them",
     "superclients": "chains inside groups, whose first sites average the groups' results",
 }
+DEFAULT: Final = "chain"
 TOPOLOGIES: Final[Mapping[str, TopologyEntry]] = {
     name: TopologyEntry(text, f"{__name__}.{name}") for name, text in _DESCRIPTIONS.items()
 }
@@ -62,10 +65,18 @@ def topology_for(name: str) -> Topology:
     return cast(Topology, INSTALLED.load(name, entry.module, has=("Settings", "wire")))
 
 
-def build_wiring(
-    name: str, settings: Mapping[str, TopologySetting], sites: Sequence[SiteName]
-) -> Wiring:
-    """Wire up these sites; settings that the topology does not accept are refused."""
+def build_wiring(federation: Federation, sites: Sequence[SiteName]) -> Wiring:
+    """Wire up these sites, as the strategy or the topology says."""
+    name, settings = federation.topology, federation.topology_settings
+    strategy = federation.recipe.strategy
+    wires = getattr(strategy_for(strategy.name), "wire", None)
+    if wires is not None:
+        if name != DEFAULT or settings:
+            message = f"strategy {strategy.name!r} has a topology of its own, so it cannot be set"
+            raise ConfigError("E-CONFIG-VALUE", message, hint="Omit topology and [topology].")
+        with STRATEGIES.foreign(strategy.name):
+            wiring: Wiring = wires(sites, settings_for(strategy))
+        return wiring
     topology = topology_for(name)
     with INSTALLED.foreign(name):
         decoded: object = decode(topology.Settings, settings, "topology")

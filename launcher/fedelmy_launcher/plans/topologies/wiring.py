@@ -7,13 +7,14 @@ is a train step with the same number as the merge. So step names alone give a va
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.names import SiteName, StepId, site_of
-from fedelmy_node.domain.plan_steps import Step, StepKind
+from fedelmy_node.domain.plan_steps import Step
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,19 +40,25 @@ class Wiring:
 
 def train(number: int, site: SiteName, visit: int, needs: Sequence[StepId] = ()) -> Step:
     """The `visit`-th training of a run at a site; without needs it starts from a new model."""
-    return _step(StepKind.TRAIN, number, site, needs, visit)
+    return step(TRAIN, number, site, needs, visit)
 
 
 def merge(number: int, site: SiteName, needs: Sequence[StepId]) -> Step:
     """Average the outputs of these steps at a site, in this order."""
-    return _step(StepKind.MERGE, number, site, needs)
+    return step(MERGE, number, site, needs)
 
 
-def _step(
-    kind: StepKind, number: int, site: SiteName, needs: Sequence[StepId], visit: int = 0
+def step(
+    operation: str,
+    number: int,
+    site: SiteName,
+    needs: Mapping[StepId, str] | Sequence[StepId] = (),
+    visit: int = 0,
 ) -> Step:
-    name = StepId(f"{kind}.{number}@{site}")
-    return Step(id=name, site=site, kind=kind, visit=visit, needs=tuple(needs))
+    """Compute an operation at a site; `needs` by id, with their roles if they are not models."""
+    name = StepId(f"{operation}.{number}@{site}")
+    roles = tuple(needs.values()) if isinstance(needs, Mapping) else ()
+    return Step(id=name, site=site, kind=operation, visit=visit, needs=tuple(needs), roles=roles)
 
 
 def in_a_row(sites: Sequence[SiteName]) -> tuple[Step, ...]:
@@ -73,8 +80,8 @@ def delivery_steps(training: Wiring, deliver: Literal["all", "last"]) -> tuple[S
     """One deliver and one evaluate step per receiving site, hop by hop along training edges."""
     steps: list[Step] = []
     for number, (site, source) in enumerate(_hops(training, deliver), start=1):
-        steps.append(_step(StepKind.DELIVER, number, site, (source,)))
-        steps.append(_step(StepKind.EVALUATE, number, site, (steps[-1].id,)))
+        steps.append(step(DELIVER, number, site, (source,)))
+        steps.append(step(EVALUATE, number, site, (steps[-1].id,)))
     return tuple(steps)
 
 
@@ -86,7 +93,7 @@ def _hops(training: Wiring, deliver: Literal["all", "last"]) -> list[tuple[SiteN
     seen = {site for site, _ in hops}
     # Prefer the edges of training: the inputs of a merge come from far away, so its edges are used
     # only for the sites that are still left.
-    for edges in ([step for step in training.steps if step.kind == StepKind.TRAIN], training.steps):
+    for edges in ([step for step in training.steps if step.kind != MERGE], training.steps):
         neighbours = _neighbours(edges)
         waiting = deque((site, number) for number, (site, _) in enumerate(hops, start=1))
         while waiting:

@@ -16,7 +16,7 @@ from fedelmy_launcher.view.row_grouping import Together, gathered, rest_of, span
 from fedelmy_launcher.view.site_progress import SiteProgress
 from fedelmy_node.domain.events import EdgeState
 from fedelmy_node.domain.names import EdgeId, RunId, edge_ends
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import DELIVER, TRAIN
 from fedelmy_node.domain.text import clean
 
 _POINTS: Final = 80
@@ -135,7 +135,7 @@ def _measured(evaluation: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _pool(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the members of the last train step that has any, each with a short curve."""
-    training = [step for step in steps if step["kind"] == StepKind.TRAIN and step["members"]]
+    training = [step for step in steps if step["kind"] == TRAIN and step["members"]]
     return [
         {
             "member": member["member"],
@@ -164,7 +164,7 @@ def _links(transfers: Sequence[Mapping[str, Any]], picture: Picture) -> list[dic
     for transfer in transfers:
         link = _link(transfer)
         if link is not None and {link["from"], link["to"]} <= set(picture.places):
-            key = (link["from"], link["to"], link["carries"] == StepKind.DELIVER)
+            key = (link["from"], link["to"], link["carries"] == DELIVER)
             grouped.setdefault(key, []).append(link)
     shown = []
     for (sender, receiver, result), links in grouped.items():

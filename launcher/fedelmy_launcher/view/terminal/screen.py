@@ -21,7 +21,7 @@ from fedelmy_node.cli.app import emit_json
 from fedelmy_node.config.decode import encode
 from fedelmy_node.domain.event_text import narrate
 from fedelmy_node.domain.events import Event, StepState
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import DELIVER, MERGE, TRAIN
 from fedelmy_node.domain.text import duration_text
 
 _REFRESHES_PER_SECOND: Final = 8
@@ -118,10 +118,10 @@ def live_view(
 
 def _summary(progress: RunProgress, now: float) -> str:
     """The progress of the run as a whole, and the remaining training time if it is known."""
-    trained, to_train = _share(progress, StepKind.TRAIN)
-    merged, to_merge = _share(progress, StepKind.MERGE)
+    trained, to_train = _share(progress, TRAIN)
+    merged, to_merge = _share(progress, MERGE)
     if trained == to_train and to_train:
-        there, receivers = _share(progress, StepKind.DELIVER)
+        there, receivers = _share(progress, DELIVER)
         merges = f"merged: {merged} of {to_merge}; " if to_merge else ""
         return f"all sites have trained; {merges}result delivered to {there} of {receivers}"
     visits = " visits" if to_train > len(progress.sites) else ""
@@ -131,7 +131,7 @@ def _summary(progress: RunProgress, now: float) -> str:
     return "; ".join([*texts, *([forecast.sentence()] if forecast else [])])
 
 
-def _share(progress: RunProgress, kind: StepKind) -> tuple[int, int]:
+def _share(progress: RunProgress, kind: str) -> tuple[int, int]:
     """The number of finished steps of a kind, and of all of them."""
     steps = [step.id for step in progress.steps if step.kind == kind]
     return sum(progress.state_of(step) == StepState.DONE for step in steps), len(steps)

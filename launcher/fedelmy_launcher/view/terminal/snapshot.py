@@ -13,8 +13,8 @@ from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_launcher.view.site_progress import SiteProgress
 from fedelmy_node.domain.events import EdgeState, Event, RunState, StepState
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.domain.plan_steps import StepKind
 from fedelmy_node.domain.reports import NodeDescription, RunReport
+from fedelmy_node.domain.step_traits import TRAIN
 from fedelmy_node.domain.text import bytes_text, duration_text, percent
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.store.disk_budget import CHECKPOINT_MODELS
@@ -49,7 +49,7 @@ def needed_bytes(report: RunReport) -> int:
         return 0
     arriving = sum(edge.receiver == report.site and edge.state in _AHEAD for edge in report.edges)
     to_do = [step for step in report.steps if step.state in _TO_DO]
-    writing = sum(step.kind == StepKind.TRAIN for step in to_do)
+    writing = sum(step.kind == TRAIN for step in to_do)
     checkpoints = _PARAMETER_BYTES * report.parameters * (CHECKPOINT_MODELS if writing else 0)
     return report.bundle_bytes * (arriving + writing) + checkpoints
 

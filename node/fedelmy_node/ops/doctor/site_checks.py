@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from fedelmy_node.bundle.format import tensor_bytes
 from fedelmy_node.config.site_file import SiteConfig
 from fedelmy_node.consent.rules import efforts
 from fedelmy_node.consent.signed_commands import accepted
@@ -50,9 +51,10 @@ from fedelmy_node.store.integrity import refuse_damaged
 from fedelmy_node.store.readonly_journal import newest_plan
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.data import absolute_source, parse_source
-from fedelmy_node.training.job import DataSpec, Job, Outcome
+from fedelmy_node.training.job import PREPARE, DataSpec, Job, Outcome
 from fedelmy_node.training.models import check_model
-from fedelmy_node.training.strategies import Effort, effort_of, settings_for
+from fedelmy_node.training.operations import Effort
+from fedelmy_node.training.strategies import effort_of, settings_for
 
 _UNKNOWN_SITE: Final = site_name("this-site")
 UNLISTED: Final = Member(name=_UNKNOWN_SITE, address=Address("localhost:0"))
@@ -218,8 +220,10 @@ class SiteExamination:
             yield work_failure(failure)
             return
         members = max((effort.members for effort in target.efforts), default=0)
+        manifests = (spec.manifest for spec in outcome.specs.values())
+        largest = max(manifests, key=tensor_bytes)
         need = needed_bytes(
-            outcome.manifest, bundles=target.bundles, members=members, keep_pool=config.keep_pool
+            largest, bundles=target.bundles, members=members, keep_pool=config.keep_pool
         )
         yield from examine_disk(self._layout, need if target.recipe else None)
         found = Inspection(
@@ -245,7 +249,7 @@ class SiteExamination:
             memory_bytes=config.trainer.data_bytes,
         )
         job = Job(
-            kind="prepare",
+            kind=PREPARE,
             site=site,
             visit=0,
             recipe=recipe,
@@ -255,6 +259,7 @@ class SiteExamination:
             fast=config.trainer.fast,
             trial=trial,
             code=config.consent.code,
+            weights=config.weights,
         )
         trainer = OneJob(job, scratch)
         try:

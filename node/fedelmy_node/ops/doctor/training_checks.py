@@ -19,7 +19,7 @@ from fedelmy_node.domain.text import bytes_text
 from fedelmy_node.ops.doctor.findings import ok, problem
 from fedelmy_node.store.disk_budget import check_room
 from fedelmy_node.store.state_directory import Layout
-from fedelmy_node.training.strategies import Effort
+from fedelmy_node.training.operations import Effort
 
 _SHOWN_CLASSES: Final = 12
 _SHOWN_FILES: Final = 5

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from fedelmy_node.domain.errors import CATALOGUE
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import RunId, StepId
-from fedelmy_node.domain.plan_steps import StepKind
+from fedelmy_node.domain.step_traits import BUILT_IN
 
 _BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 _STEP_BUCKETS: Final = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 259_200)
@@ -29,7 +29,7 @@ def known_code(code: object) -> str:
 
 def kind_of(step: StepId | None) -> str:
     kind = (step or "").partition(".")[0]
-    return kind if kind in set(StepKind) else "other"
+    return kind if kind in BUILT_IN else "other"
 
 
 class EventCounters:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from fedelmy_node.config.site_file import SiteConfig
-from fedelmy_node.domain.backoff import Backoff
+from fedelmy_node.domain.backoff import TUNNEL_PAUSES, Backoff
 from fedelmy_node.domain.errors import FedelmyError, InternalError, PeerError
 from fedelmy_node.domain.names import Address, PeerAddress
 from fedelmy_node.peers.connections import Peers
@@ -25,9 +25,6 @@ from fedelmy_node.store.journal import Journal
 
 logger = logging.getLogger(__name__)
 
-_FIRST_WAIT_SECONDS: Final = 0.25
-_LONGEST_WAIT_SECONDS: Final = 5.0
-"""Short, because nobody can tell this site that a peer is back: it has to retry."""
 _CALLS_AT_ONCE: Final = 48
 """Calls per peer, as many as the peer's budget allows; further rings are ignored."""
 _CONNECT_SECONDS: Final = 10.0
@@ -114,7 +111,7 @@ class _Stream:
             client.close()
 
     def _run(self) -> None:
-        backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
+        backoff = Backoff(TUNNEL_PAUSES)
         while not self._stopped.is_set():
             self._was_open = False
             error = self._listen()

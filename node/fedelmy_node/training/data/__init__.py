@@ -5,7 +5,7 @@
     sources            the common form of loaded data                numpy
     public_datasets    digits, MNIST, CIFAR-10                       numpy
     image_folder       image files in one folder per class           numpy, Pillow
-    arrays             npz files, and arrays from functions          numpy
+    arrays             npz files of images or vectors, and arrays from functions          numpy
     custom_source      functions of packages and of sites            numpy
     synthetic_shift    synthetic domains of another source           numpy
     source_cache       sources that stay open for simulation         numpy
@@ -59,6 +59,7 @@ _DESCRIPTIONS: Final = {
     "digits": "scikit-learn's embedded handwritten digits, 8x8 grey, no path",
     "imagefolder": "image files in one folder per class, or in train/CLASS and test/CLASS",
     "npz": "a NumPy archive with the arrays images and labels",
+    "features": "a NumPy archive with the arrays features (vectors, float32) and labels",
     "mnist": "MNIST's four idx files, gzipped or not",
     "fashion-mnist": "Fashion-MNIST's four idx files, gzipped or not",
     "cifar10": "CIFAR-10, binary version (data_batch_1.bin ... test_batch.bin)",
@@ -68,6 +69,7 @@ _LOADERS: Final = {
     "digits": ("public_datasets:load_digits", None),
     "imagefolder": ("image_folder:load", "DIRECTORY"),
     "npz": ("arrays:load_npz", "FILE"),
+    "features": ("arrays:load_features", "FILE"),
     "mnist": ("public_datasets:load_mnist", "DIRECTORY"),
     "fashion-mnist": ("public_datasets:load_fashion_mnist", "DIRECTORY"),
     "cifar10": ("public_datasets:load_cifar10", "DIRECTORY"),

@@ -6,6 +6,8 @@ labels or y                (N,); texts are class names, integers are positions i
                            class names if there is no `classes`
 classes                    optional: the class names
 test_images, test_labels   optional: the source's own test set
+
+An archive of vectors has features and test_features instead: (N, D) float32, used as they are.
 """
 
 from __future__ import annotations
@@ -30,26 +32,31 @@ def raw_data(
     get: Callable[[str], NDArray[Any]],
     read: Callable[[str], NDArray[Any]],
     where: str,
+    *,
+    vectors: bool = False,
 ) -> RawData:
-    """Build a source from named arrays: labels are read now (`get`), images on demand (`read`).
+    """Build a source from named arrays: labels are read now (`get`), samples on demand (`read`).
 
     `where` identifies the source in the private part of errors.
     """
-    images, labels = _key(names, where, "images", "x"), _key(names, where, "labels", "y")
-    own_test = [key for key in ("test_images", "test_labels") if key in names]
+    kind = "features" if vectors else "images"
+    images = _key(names, where, *(("features",) if vectors else ("images", "x")))
+    labels = _key(names, where, "labels", "y")
+    own_test = [key for key in (f"test_{kind}", "test_labels") if key in names]
     if len(own_test) == 1:
-        raise _bad(where, f"the source has {own_test[0]} alone; a test set is images and labels")
+        raise _bad(where, f"the source has {own_test[0]} alone; a test set is {kind} and labels")
     values = [_label_values(get(key), where, key) for key in (labels, *own_test[1:])]
     named = _class_names(get("classes"), where) if "classes" in names else None
     classes, numbering = _numbering(named, values, where)
+    shaped = _vectors if vectors else _images
     pool, *test = (
         RawSamples(
             labels=_numbers(part, numbering, where),
-            images=ArrayImages(len(part), partial(_images, read, key, where)),
+            images=ArrayImages(len(part), partial(shaped, read, key, where)),
         )
         for part, key in zip(values, (images, *own_test[:1]), strict=True)
     )
-    return RawData(classes=classes, pool=pool, test=test[0] if test else None)
+    return RawData(classes=classes, pool=pool, test=test[0] if test else None, vectors=vectors)
 
 
 def _key(names: Collection[str], where: str, *spellings: str) -> str:
@@ -111,6 +118,16 @@ def _images(read: Callable[[str], NDArray[Any]], key: str, where: str) -> NDArra
     raise _bad(where, f"{key} has the shape {array.shape}", hint=hint if array.ndim == 4 else None)
 
 
+def _vectors(read: Callable[[str], NDArray[Any]], key: str, where: str) -> NDArray[Any]:
+    """The vectors as images of one row."""
+    array = read(key)
+    if array.ndim == 2 and array.dtype == np.float32:
+        return array[:, np.newaxis, :]
+    hint = "Write one vector per sample: features.astype(numpy.float32), (N, D)."
+    found = f"{array.dtype} of shape {array.shape}"
+    raise _bad(where, f"{key} must be float32 of shape (N, D), not {found}", hint=hint)
+
+
 def _bad(where: str, message: str, more: str = "", hint: str | None = None) -> DataError:
     private = f"{where}: {more}" if more else where
     return DataError("E-DATA-FORMAT", message, hint=hint, private=private)
@@ -124,7 +141,12 @@ _LOCAL_LENGTHS: Final = 26
 """Offset of the lengths of name and extra field in a ZIP local header, two bytes each."""
 
 
-def load_npz(path: Path) -> RawData:
+def load_features(path: Path) -> RawData:
+    """The labels of an archive, and vectors that are read on demand."""
+    return load_npz(path, vectors=True)
+
+
+def load_npz(path: Path, *, vectors: bool = False) -> RawData:
     """The labels of an archive, and images that are read on demand."""
     # Open the file here: numpy leaves it open if it is not an archive.
     with map_read_errors(path), path.open("rb") as file:
@@ -132,7 +154,8 @@ def load_npz(path: Path) -> RawData:
         if not isinstance(archive, NpzFile):
             message = "the data file holds one array, not an archive of named arrays"
             raise DataError("E-DATA-FORMAT", message, private=str(path))
-        return raw_data(archive.files, archive.__getitem__, partial(_read, path), str(path))
+        read = partial(_read, path)
+        return raw_data(archive.files, archive.__getitem__, read, str(path), vectors=vectors)
 
 
 def _read(path: Path, key: str) -> NDArray[Any]:

@@ -65,4 +65,5 @@ def _adapted(given: object, what: str) -> RawData:
         raise DataError("E-DATA-FORMAT", message)
     with foreign_code(what):
         arrays = {str(name): np.asanyarray(value) for name, value in given.items()}
-    return raw_data(arrays, arrays.__getitem__, arrays.__getitem__, what)
+    get, vectors = arrays.__getitem__, "features" in arrays
+    return raw_data(arrays, get, get, what, vectors=vectors)

@@ -26,9 +26,11 @@ _WINDOW_HINT: Final = "Have the operator set the input's window = [low, high] in
 def to_input(pixels: NDArray[Any], wanted: InputFormat, name: str) -> Tensor:
     """Images (N, H, W) or (N, H, W, C) as N x channels x height x width.
 
-    `name` identifies the images in the private part of errors.
+    `name` identifies the images in the private part of errors. Vectors, N x 1 x D, are not changed.
     """
     values = _channels_first(pixels)
+    if wanted.kind == "vector":
+        return torch.from_numpy(_checked_vectors(values, wanted, name))
     eight_bit = values.dtype == np.uint8 and wanted.window in (None, (0, 255))
     images = torch.from_numpy(values if eight_bit else _windowed(values, wanted, name))
     if images.shape[1:] == (wanted.channels, wanted.height, wanted.width):
@@ -52,6 +54,17 @@ def _channels_first(pixels: NDArray[Any]) -> NDArray[Any]:
         pixels = pixels[..., np.newaxis]
     colours = pixels[..., : 1 if pixels.shape[3] < 3 else 3]
     return np.array(colours.transpose(0, 3, 1, 2), pixels.dtype.newbyteorder("="), order="C")
+
+
+def _checked_vectors(values: NDArray[Any], wanted: InputFormat, name: str) -> NDArray[np.float32]:
+    if values.shape[1:] != (1, 1, wanted.width) or values.dtype.kind != "f":
+        found = f"{values.dtype} of size {' x '.join(str(size) for size in values.shape[2:])}"
+        message = f"the input is vectors of {wanted.width} floats, not {found}"
+        raise DataError("E-DATA-FORMAT", message, private=name)
+    if not np.isfinite(values).all():
+        message = "a vector has values that are not finite"
+        raise DataError("E-DATA-UNREADABLE", message, private=name)
+    return values.astype(np.float32)
 
 
 def _windowed(values: NDArray[Any], wanted: InputFormat, name: str) -> NDArray[np.float32]:

@@ -51,6 +51,8 @@ class SiteData:
     """Names of the first skipped files; these stay at the site."""
     on_disk: int = 0
     """Bytes of samples held on disk."""
+    own_test: bool = False
+    """The test samples are the source's own test set, not a part of its pool."""
 
 
 def open_data(spec: DataSpec, task: Task, *, seed: int, site: SiteName) -> SiteData:
@@ -58,6 +60,7 @@ def open_data(spec: DataSpec, task: Task, *, seed: int, site: SiteName) -> SiteD
     reading = Reading(storage=Storage(spec.spill, spec.memory_bytes))
     source = parse_source(spec.source)
     raw = load_source(source)
+    raw.require_kind(task.input.kind)
     positions = _site_positions(spec, source, raw, site)
     present = [raw.pool.labels[positions]] + ([raw.test.labels] if raw.test is not None else [])
     numbers = class_numbers(raw.classes, np.unique(np.concatenate(present)), task.classes)
@@ -83,7 +86,12 @@ def open_data(spec: DataSpec, task: Task, *, seed: int, site: SiteName) -> SiteD
     validation = pool.part(tested, tested + validated)
     train = pool.part(tested + validated, len(pool))
     data = _site_data(train, validation, test, task.classes, left_out)
-    return replace(data, unreadable=tuple(reading.names), on_disk=reading.storage.on_disk)
+    return replace(
+        data,
+        unreadable=tuple(reading.names),
+        on_disk=reading.storage.on_disk,
+        own_test=raw.test is not None,
+    )
 
 
 def split_sizes(samples: int, *, own_test: bool) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -43,7 +44,7 @@ class _Cache:
             raw = open_source(source)
             test = None if raw.test is None else self._cached(raw.test)
             pool = self._cached(raw.pool)
-            self._opened[source] = RawData(classes=raw.classes, pool=pool, test=test)
+            self._opened[source] = replace(raw, pool=pool, test=test)
         return self._opened[source]
 
     def _cached(self, samples: RawSamples) -> RawSamples:

@@ -98,6 +98,16 @@ class RawData:
     """Contains the site's subset; never empty."""
     test: RawSamples | None = None
     """The source's own test set, if any; never empty."""
+    vectors: bool = False
+    """The samples are vectors, (N, 1, D), not images."""
+
+    def require_kind(self, kind: str) -> None:
+        """Raise E-DATA-FORMAT unless the federation's input is of this kind."""
+        found = "vector" if self.vectors else "image"
+        if found != kind:
+            hint = "Use data of the other kind, or have the operator set kind in [task.input]."
+            message = f"this site's data are {found}s, the federation's input is {kind}s"
+            raise DataError("E-DATA-FORMAT", message, hint=hint)
 
     def __post_init__(self) -> None:
         for part, name in ((self.pool, "samples"), (self.test, "samples in its test set")):

@@ -35,6 +35,7 @@ def load(text: Path) -> RawData:
         message = "a synthetic shift has no domain of that name"
         raise DataError("E-DATA-SOURCE", message, hint=hint, private=str(text))
     raw = load_source(parse_source(rest))
+    raw.require_kind("image")
     test = None if raw.test is None else _part(raw.test, domain)
     return RawData(classes=raw.classes, pool=_part(raw.pool, domain), test=test)
 

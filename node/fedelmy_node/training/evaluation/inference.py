@@ -18,22 +18,24 @@ from torch import Tensor, nn
 
 from fedelmy_node.config.decode import canonical_json, decode, parse_json
 from fedelmy_node.domain.errors import BundleError, DataError
-from fedelmy_node.domain.federation import ModelSpec, Recipe, Task
+from fedelmy_node.domain.federation import InputFormat, ModelSpec, Recipe, Task
 from fedelmy_node.domain.reports import ResultModel
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MODEL
 from fedelmy_node.store.durable_files import check_intact, replacing
 from fedelmy_node.training.batches import eval_batches, normalised
-from fedelmy_node.training.bundle_file import Groups, read_bundle
+from fedelmy_node.training.bundle_file import Groups, is_model, read_bundle
 from fedelmy_node.training.data import parse_source
 from fedelmy_node.training.data.image_conversion import to_input, unit_float
 from fedelmy_node.training.data.image_folder import SUFFIXES, image_values, read_image
 from fedelmy_node.training.data.samples import read_samples
 from fedelmy_node.training.data.site_data import class_numbers
 from fedelmy_node.training.data.sources import load_source
+from fedelmy_node.training.evaluation.result_models import one_model, result_module
 from fedelmy_node.training.evaluation.scoring import evaluate
 from fedelmy_node.training.job import DataSpec, Input, Job
-from fedelmy_node.training.models import build
+from fedelmy_node.training.operations import Result
 from fedelmy_node.training.step import load, run
-from fedelmy_node.training.step_inputs import MODEL_GROUP
+from fedelmy_node.training.strategies import result_of
 
 Picture = Path | str | NDArray[Any] | Image.Image | Tensor
 """An image file, an array (H, W) or (H, W, C), a PIL image, or a tensor (H, W) or (C, H, W)."""
@@ -50,7 +52,10 @@ class TrainedModel:
         """Return the `top` most likely classes and their probabilities, best first.
 
         Arrays and tensors hold pixel values as a file would: 8 or 16 bit, or floats from 0 to 1.
+        A model that takes vectors takes arrays and tensors (D,) or (1, D) only.
         """
+        if self.task.input.kind == "vector":
+            return self._ranked(_vector(image, self.task.input), top)
         pixels, name = _pixels(image)
         try:
             images = to_input(pixels[np.newaxis], self.task.input, name)
@@ -59,6 +64,9 @@ class TrainedModel:
             if self.task.input.window is not None:
                 hint = "Use finite pixel values on the scale of the training data."
             raise DataError(error.code, error.message, hint=hint, private=error.private) from error
+        return self._ranked(images, top)
+
+    def _ranked(self, images: Tensor, top: int) -> list[tuple[str, float]]:
         with torch.inference_mode():
             logits = self.module(normalised(unit_float(images), self.task.input))
         best = logits[0].double().softmax(dim=0).topk(min(top, len(self.task.classes)))
@@ -77,32 +85,60 @@ def load_model(file: Path | str, *, code: Collection[str] = ()) -> TrainedModel:
         hint = "Make one with `model export`."
         raise BundleError("E-BUNDLE-FORMAT", f"{file} is not an exported model", hint=hint)
     spec, task = ModelSpec(name=description["model"]), decode(Task, description["task"])
-    return _trained(spec, task, safetensors.torch.load_file(file), code)
+    tensors = safetensors.torch.load_file(file)
+    kind = description.get("result", "model")
+    groups = {MODEL: tensors} if kind == "model" else _groups(tensors)
+    known = description.get("strategy")  # its package builds the module
+    return _trained(spec, task, result_of(known) if known else Result(kind=kind), groups, code)
 
 
 def load_result(found: ResultModel) -> TrainedModel:
     """Load the result of a run at this site."""
-    recipe = _recipe(found)
-    return _trained(recipe.model, recipe.task, _bundle(found)[MODEL_GROUP], (recipe.model.name,))
+    recipe, weights = _recipe(found), _weights(found)
+    code, result = (recipe.model.name,), result_of(recipe.strategy.name)
+    return _trained(recipe.model, recipe.task, result, _bundle(found), code, weights)
 
 
 def export_model(found: ResultModel, out: Path) -> None:
-    """Write a plain state dict; its metadata say how to build the model again."""
-    recipe = _recipe(found)
-    description = {
+    """Write a plain state dict with all tensors; its metadata say how to build the model again.
+
+    Of a result that is not one model, names begin with the group: `model.1/conv1.weight`.
+    """
+    recipe, groups = _recipe(found), _whole_groups(found)
+    description: dict[str, Any] = {
         "model": recipe.model.name,
         "task": recipe.task,
         "run": found.run,
         "bundle_sha256": found.sha256,
     }
+    named = groups.get(MODEL, {})
+    result = result_of(recipe.strategy.name)
+    if result.kind != "model" or result.module is not None:
+        description["result"] = result.kind if result.module is None else "module"
+        description |= {"strategy": recipe.strategy.name} if result.module is not None else {}
+        named = {f"{group}/{name}": t for group in groups for name, t in groups[group].items()}
     # Other software expects float32, whatever type the bundle had.
     tensors = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).contiguous().clone()
-        for name, tensor in _bundle(found)[MODEL_GROUP].items()
+        for name, tensor in named.items()
     }
     metadata = {"fedelmy": canonical_json(description).decode()}
     with replacing(out, mode=0o644) as partial:
         safetensors.torch.save_file(tensors, partial, metadata=metadata)
+
+
+def _whole_groups(found: ResultModel) -> Groups:
+    """The groups of a result, with the models' frozen tensors."""
+    recipe, groups = _recipe(found), _bundle(found)
+    if recipe.model.frozen is None:
+        return groups
+    how: Any = {"code": (recipe.model.name,), "weights": _weights(found)}
+    return {
+        group: one_model(recipe.model, recipe.task, state, **how).state_dict()
+        if is_model(group)
+        else state
+        for group, state in groups.items()
+    }
 
 
 def evaluate_model(found: ResultModel, data: str | None) -> Mapping[str, Any]:
@@ -113,7 +149,7 @@ def evaluate_model(found: ResultModel, data: str | None) -> Mapping[str, Any]:
         message, hint = "the node was started without data", "Choose the data with --data."
         raise DataError("E-DATA-SOURCE", message, hint=hint)
     job = Job(
-        kind="evaluate",
+        kind=EVALUATE,
         site=found.site,
         visit=0,
         recipe=_recipe(found),
@@ -124,13 +160,17 @@ def evaluate_model(found: ResultModel, data: str | None) -> Mapping[str, Any]:
         ),
         # The site has agreed to this code, or it would have no result.
         code=(_recipe(found).model.name,),
+        weights=_weights(found),
     )
-    return run(load(job), (Input(Path(found.path), found.sha256),), lambda *_: None).report
+    return run(
+        load(job), (Input(Path(found.path), found.sha256, operation=DELIVER),), lambda *_: None
+    ).report
 
 
 def _evaluate_all(found: ResultModel, data: str) -> Mapping[str, Any]:
     trained, raw = load_result(found), load_source(parse_source(data))
     task, parts = trained.task, []
+    raw.require_kind(task.input.kind)
     for part in (raw.pool, raw.test):
         if part is not None:
             numbers = class_numbers(raw.classes, np.unique(part.labels), task.classes)
@@ -139,6 +179,14 @@ def _evaluate_all(found: ResultModel, data: str) -> Mapping[str, Any]:
     cpu = torch.device("cpu")
     batches = (batch for part in parts for batch in eval_batches(part, task.input, device=cpu))
     return evaluate(trained.module, batches, task.classes)
+
+
+def _vector(image: Picture, wanted: InputFormat) -> Tensor:
+    values = np.asarray(image) if isinstance(image, np.ndarray | Tensor) else np.empty(0)
+    if values.shape not in ((wanted.width,), (1, wanted.width)):
+        message = f"the model takes vectors of {wanted.width} floats"
+        raise DataError("E-DATA-FORMAT", message, hint="Pass an array or a tensor, not a file.")
+    return to_input(values.reshape(1, 1, -1), wanted, "the vector")
 
 
 def _pixels(image: Picture) -> tuple[NDArray[Any], str]:
@@ -174,6 +222,10 @@ def _file_pixels(path: Path) -> NDArray[Any]:
         raise DataError(error.code, message, hint=hint, private=private) from error
 
 
+def _weights(found: ResultModel) -> Path | None:
+    return Path(found.weights) if found.weights else None
+
+
 def _recipe(found: ResultModel) -> Recipe:
     return decode(Recipe, json.loads(found.recipe))
 
@@ -186,8 +238,24 @@ def _bundle(found: ResultModel) -> Groups:
 
 
 def _trained(
-    model: ModelSpec, task: Task, state: Mapping[str, Tensor], code: Collection[str]
+    model: ModelSpec,
+    task: Task,
+    result: Result,
+    groups: Groups,
+    code: Collection[str],
+    weights: Path | None = None,
 ) -> TrainedModel:
-    module = build(model, task, seed=0, code=code)
-    module.load_state_dict(state)
-    return TrainedModel(module=module.eval(), task=task)
+    """Build a result from whole state dicts, or from what is frozen and what was trained."""
+
+    def make(state: Mapping[str, Tensor]) -> nn.Module:
+        return one_model(model, task, state, code=code, weights=weights)
+
+    return TrainedModel(module=result_module(result, make, groups), task=task)
+
+
+def _groups(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        group, _, inner = name.partition("/")
+        groups.setdefault(group, {})[inner] = tensor
+    return groups

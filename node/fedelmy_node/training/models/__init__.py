@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fedelmy_node.config.decode import suggestion
-from fedelmy_node.config.registry import BUILT_IN, TORCHVISION, Registry, is_code, load_code
+from fedelmy_node.config.registry import BUILT_IN, TIMM, TORCHVISION, Registry, is_code, load_code
 from fedelmy_node.domain.errors import ConfigError, ConsentError
 from fedelmy_node.domain.federation import ModelSpec, Task
 
@@ -31,6 +31,7 @@ class ModelEntry(NamedTuple):
 
 _HERE: Final = "fedelmy_node.training.models"
 _DESCRIPTIONS: Final = {
+    "linear": "one linear layer: logistic regression; any input size, meant for vectors",
     "mlp": "two hidden layers; any input size, meant for tiny images",
     "cnn-small": "two convolutions and a linear layer; any input size",
     "cnn": "the paper's CNN for CIFAR: three 3x3 convolutions of 128",
@@ -44,31 +45,31 @@ MODELS: Final[Mapping[str, ModelEntry]] = {
 }
 INSTALLED: Final = Registry("fedelmy.models", "model", MODELS, ModelEntry)
 """Built-in models, and those of installed packages."""
-_TORCHVISION_NAME: Final = re.compile(r"torchvision:[a-z0-9_]{1,64}")
+_LIBRARY_NAME: Final = re.compile(r"(torchvision|timm):[a-z0-9_]{1,64}")
 
 
 def check_model(name: str) -> None:
-    """Refuse an invalid name; only `build` checks whether torchvision has the model."""
-    if name in MODELS or _TORCHVISION_NAME.fullmatch(name) or is_code(name):
+    """Refuse an invalid name; only `build` checks whether torchvision or timm has the model."""
+    if name in MODELS or _LIBRARY_NAME.fullmatch(name) or is_code(name):
         return
     if INSTALLED.find(name) is None:
-        hint = suggestion(name, [*INSTALLED.names, "torchvision:NAME"], "Models")
+        hint = suggestion(name, [*INSTALLED.names, "torchvision:NAME", "timm:NAME"], "Models")
         raise ConfigError("E-CONFIG-MODEL", f"there is no model {name!r}", hint=hint)
 
 
 def model_origin(name: str) -> str:
-    """Whose code a model is, for display; empty if built in or torchvision's."""
+    """Whose code a model is, for display; empty if built in, torchvision's or timm's."""
     if is_code(name):
         module, _, function = name.partition(":")
         return f"the function {function} of the module {module}"
-    origin = BUILT_IN if name.startswith(TORCHVISION) else INSTALLED.origin(name)
+    origin = BUILT_IN if name.startswith((TORCHVISION, TIMM)) else INSTALLED.origin(name)
     if origin == BUILT_IN:
         return ""
     return f"package {origin}" if origin else "a package that is no longer installed"
 
 
 def factory_for(name: str) -> Callable[[Task], nn.Module]:
-    """Import the function of a model that is not torchvision's."""
+    """Import the function of a model that is neither torchvision's nor timm's."""
     if is_code(name):
         return load_code(name, f"model {name!r}")
     entry = INSTALLED.find(name)
@@ -80,9 +81,9 @@ def factory_for(name: str) -> Callable[[Task], nn.Module]:
 def build(
     spec: ModelSpec, task: Task, seed: int | None, *, code: Collection[str] = ()
 ) -> nn.Module:
-    """Build the model for a task; without a seed on the meta device.
+    """Build the model for a task, with random values; without a seed on the meta device.
 
-    `code` lists the `module:function` names that this site allows. Raises E-TRAINING-MODEL if the
+    What the recipe does not train is frozen; `weights_file.load_weights` sets its values. `code` lists the `module:function` names that this site allows. Raises E-TRAINING-MODEL if the
     model does not accept the task's input.
     """
     check_model(spec.name)

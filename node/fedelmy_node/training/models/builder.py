@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedelmy_node.config.registry import TORCHVISION
+from fedelmy_node.config.registry import TIMM, TORCHVISION
 from fedelmy_node.domain.errors import FedelmyError, TrainingError
 from fedelmy_node.domain.federation import ModelSpec, Task
 from fedelmy_node.training.models import factory_for, model_origin
+from fedelmy_node.training.models.trainable import freeze, frozen_names
 
 Factory = Callable[[Task], nn.Module]
 
@@ -27,11 +28,14 @@ def build_model(spec: ModelSpec, task: Task, seed: int | None) -> nn.Module:
         shapes = _construct(factory, spec, task)
     _check_forward(shapes, spec, task)
     if seed is None:
-        return shapes
-    # Initialisation draws from torch's global generator; `fork_rng` restores its state.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return _construct(factory, spec, task)
+        module = shapes
+    else:
+        # Initialisation draws from torch's global generator; `fork_rng` restores its state.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            module = _construct(factory, spec, task)
+    freeze(module, frozen_names(module, spec, task))
+    return module
 
 
 def _factory(name: str) -> Factory:
@@ -39,6 +43,10 @@ def _factory(name: str) -> Factory:
         from fedelmy_node.training.models.torchvision_models import classifier
 
         return lambda task: classifier(name.removeprefix(TORCHVISION), task)
+    if name.startswith(TIMM):
+        from fedelmy_node.training.models.timm_models import classifier as timm_classifier
+
+        return lambda task: timm_classifier(name.removeprefix(TIMM), task)
     return factory_for(name)
 
 
@@ -56,7 +64,7 @@ def _construct(factory: Factory, spec: ModelSpec, task: Task) -> nn.Module:
 
 
 def _check_forward(model: nn.Module, spec: ModelSpec, task: Task) -> None:
-    """Run two images through the model on the meta device, in training mode, which needs more."""
+    """Run two samples through the model on the meta device, in training mode, which needs more."""
     size = (2, task.input.channels, task.input.height, task.input.width)
     try:
         with torch.no_grad():
@@ -76,10 +84,10 @@ def _model_errors(spec: ModelSpec) -> tuple[type[Exception], ...]:
 
 
 def _unfit(spec: ModelSpec, task: Task, reason: object) -> TrainingError:
-    wanted = f"{task.input.channels}x{task.input.height}x{task.input.width}"
+    wanted = f"{task.input.channels}x{task.input.height}x{task.input.width} {task.input.kind}s"
     why, private = (str(reason).splitlines() or [type(reason).__name__])[0], ""
     if model_origin(spec.name) and isinstance(reason, Exception):
         # Messages of third-party code may contain private data.
         why, private = f"its code raised {type(reason).__name__}", why
-    message = f"model {spec.name!r} does not take {wanted} images: {why}"
+    message = f"model {spec.name!r} does not take {wanted}: {why}"
     return TrainingError("E-TRAINING-MODEL", message, private=private)

@@ -62,10 +62,14 @@ def resnet18_cifar(task: Task) -> nn.Module:
     return model
 
 
+def linear(task: Task) -> nn.Module:
+    """One linear layer on the flattened image or vector."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(_values(task), len(task.classes)))
+
+
 def mlp(task: Task) -> nn.Module:
-    """Two hidden layers on the flattened image."""
-    inputs = task.input.channels * task.input.height * task.input.width
-    return nn.Sequential(nn.Flatten(), *_perceptron(inputs, 128, 64, len(task.classes)))
+    """Two hidden layers on the flattened image or vector."""
+    return nn.Sequential(nn.Flatten(), *_perceptron(_values(task), 128, 64, len(task.classes)))
 
 
 def cnn_small(task: Task) -> nn.Module:
@@ -91,6 +95,10 @@ def _perceptron(*sizes: int) -> list[nn.Module]:
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return layers[:-1]
+
+
+def _values(task: Task) -> int:
+    return task.input.channels * task.input.height * task.input.width
 
 
 def _features(channels: int, height: int, width: int) -> int:

@@ -1,5 +1,4 @@
-"""Strategies by name. A strategy is a module with `Settings` (a frozen dataclass), `effort` and
-`train`.
+"""Strategies by name. A strategy is a module with `Settings` (a frozen dataclass) and `OPERATIONS`.
 
 Finding a strategy, validating its settings and computing its effort needs no torch, so the daemon
 and the launcher can do it. Packages add strategies by the entry point group `fedelmy.strategies`
@@ -9,17 +8,23 @@ and the launcher can do it. Packages add strategies by the entry point group `fe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from fedelmy_node.config.decode import decode, suggestion
 from fedelmy_node.config.registry import BUILT_IN, Registry
-from fedelmy_node.domain.errors import ConfigError
-from fedelmy_node.domain.federation import Recipe, StrategySpec, Training
-
-if TYPE_CHECKING:
-    from fedelmy_node.training.strategies.context import Work
-    from fedelmy_node.training.weights import Weights
+from fedelmy_node.domain.errors import ConfigError, RunError
+from fedelmy_node.domain.federation import Recipe, StrategySpec
+from fedelmy_node.domain.plan import Slice
+from fedelmy_node.domain.step_traits import BUILT_IN as BUILT_IN_OPERATIONS
+from fedelmy_node.domain.step_traits import DELIVER, TRAIN, Traits
+from fedelmy_node.training.operations import (
+    DEFAULTS,
+    NO_EFFORT,
+    SAMPLE_COUNTS,
+    Effort,
+    Operation,
+    Result,
+)
 
 
 class StrategyEntry(NamedTuple):
@@ -44,37 +49,13 @@ INSTALLED: Final = Registry("fedelmy.strategies", "strategy", STRATEGIES, Strate
 """Built-in strategies, and those of installed packages."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Effort:
-    """The work of a train step, for consent, display and disk space."""
-
-    members: int
-    """Models that the step fits."""
-    epochs: int
-    """Epochs for each of them."""
-    warmup_epochs: int = 0
-    """Epochs before them, for a model that they start from."""
-
-    @property
-    def total_epochs(self) -> int:
-        return self.warmup_epochs + self.members * self.epochs
-
-    @property
-    def longest_fit(self) -> int:
-        return max(self.warmup_epochs, self.epochs)
-
-
 class Strategy(Protocol):
-    """A strategy's module; an optional `WEIGHTED = True` makes merges weigh models by samples."""
+    """A strategy's module; it may have a `RESULT` (`operations.Result`), too."""
 
     Settings: type
     """A frozen dataclass: the keys of [strategy] in federation.toml, with defaults."""
-
-    def effort(self, settings: object, training: Training, *, begins: bool) -> Effort:
-        """The work of a train step; `begins`: no model was received."""
-
-    def train(self, work: Work, settings: object) -> Weights:
-        """Compute a train step and return its output."""
+    OPERATIONS: Mapping[str, Operation]
+    """By name; `merge` and `evaluate` have defaults."""
 
 
 def strategy_origin(name: str) -> str:
@@ -91,7 +72,7 @@ def strategy_for(name: str) -> Strategy:
     if entry is None:
         hint = suggestion(name, INSTALLED.names, "Strategies")
         raise ConfigError("E-CONFIG-STRATEGY", f"there is no strategy {name!r}", hint=hint)
-    return cast(Strategy, INSTALLED.load(name, entry.module, has=("Settings", "effort", "train")))
+    return cast(Strategy, INSTALLED.load(name, entry.module, has=("Settings", "OPERATIONS")))
 
 
 def settings_for(spec: StrategySpec) -> object:
@@ -102,17 +83,62 @@ def settings_for(spec: StrategySpec) -> object:
     return settings
 
 
+def operations_of(name: str) -> Mapping[str, Operation]:
+    """The operations of a strategy by name, with the defaults."""
+    declared: object = strategy_for(name).OPERATIONS
+    found = {**DEFAULTS, **declared} if isinstance(declared, Mapping) else {}
+    if not found or not all(isinstance(each, Operation) for each in found.values()):
+        wrong = "its OPERATIONS is not a table of operations"
+        raise ConfigError("E-CONFIG-EXTENSION", f"strategy {name!r} cannot be used: {wrong}")
+    return found
+
+
+def result_of(name: str) -> Result:
+    """What a run of a strategy ends with."""
+    result = getattr(strategy_for(name), "RESULT", None)
+    return result if isinstance(result, Result) else Result()
+
+
+def declared_traits(name: str) -> dict[str, Traits]:
+    """The traits of a strategy's operations that differ from the built-in ones, for a plan."""
+    return {
+        operation: each.traits
+        for operation, each in operations_of(name).items()
+        if each.traits != BUILT_IN_OPERATIONS.get(operation)
+    }
+
+
+def check_operations(plan: Slice) -> None:
+    """Refuse a plan whose operations are not those of its strategy as installed here."""
+    operations = operations_of(plan.recipe.strategy.name)
+    for step in plan.steps:
+        if step.kind == DELIVER:
+            continue
+        known = operations.get(step.kind)
+        if known is None:
+            strategy = plan.recipe.strategy.name
+            message = f"strategy {strategy!r} has no operation {step.kind!r} at this site"
+            hint = "All sites need the same version of the package."
+            raise RunError("E-RUN-PLAN", message, hint=hint)
+        if known.traits != plan.traits(step.id):
+            message = f"the plan describes operation {step.kind!r} differently from this site"
+            raise RunError("E-RUN-PLAN", message)
+        known.check(step)
+
+
 def is_weighted(spec: StrategySpec) -> bool:
-    """Whether merges weigh models by samples; bundles then have a sample count."""
-    return bool(getattr(strategy_for(spec.name), "WEIGHTED", False))
+    """Whether bundles tell how many samples a site has."""
+    return any(SAMPLE_COUNTS in each.discloses for each in operations_of(spec.name).values())
 
 
-def effort_of(recipe: Recipe, *, begins: bool) -> Effort:
-    """The work of a train step of this recipe; `begins`: it starts with a new model."""
+def effort_of(recipe: Recipe, *, begins: bool, operation: str = TRAIN) -> Effort:
+    """The work of a step of this recipe; `begins`: it starts with a new model."""
     name = recipe.strategy.name
-    strategy, settings = strategy_for(name), settings_for(recipe.strategy)
+    settings, known = settings_for(recipe.strategy), operations_of(name).get(operation)
+    if known is None:
+        return NO_EFFORT
     with INSTALLED.foreign(name):
-        effort: object = strategy.effort(settings, recipe.training, begins=begins)
+        effort: object = known.effort(settings, recipe.training, begins=begins)
     if not isinstance(effort, Effort):
         wrong = f"its effort is a {type(effort).__name__}, no Effort"
         raise ConfigError("E-CONFIG-EXTENSION", f"strategy {name!r} cannot be used: {wrong}")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.federation import Training
-from fedelmy_node.training.strategies import Effort
+from fedelmy_node.domain.step_traits import TRAIN
+from fedelmy_node.training.operations import Effort, Operation
 
 if TYPE_CHECKING:
-    from fedelmy_node.training.strategies.context import Work
-    from fedelmy_node.training.weights import Weights
+    from fedelmy_node.training.context import Context, Outputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,29 +43,36 @@ def effort(settings: Settings, training: Training, *, begins: bool) -> Effort:
     return Effort(members=settings.pool_size, epochs=training.epochs, warmup_epochs=warmup)
 
 
-def train(work: Work, settings: Settings) -> Weights:
+def train(context: Context, settings: Settings) -> Outputs:
     """Start from the received or a warmed-up model; train each member from the pool's mean."""
-    from fedelmy_node.training.objective import Terms, pool_regulariser
-    from fedelmy_node.training.weights import Pool
+    from fedelmy_node.training.averaging import Pool
+    from fedelmy_node.training.context import Outputs
+    from fedelmy_node.training.regularisers import Terms, pool_regulariser
 
-    s, epochs, members = settings, work.training.epochs, settings.pool_size
+    s, epochs, members = settings, context.training.epochs, settings.pool_size
     terms = Terms(alpha=s.alpha, beta=s.beta, distance=s.distance, compat=s.compat)
-    first = work.received_one()
-    expected = effort(settings, work.training, begins=first is None)
-    work.expect(epochs=expected.total_epochs)
+    first = context.received_one()
+    expected = effort(settings, context.training, begins=first is None)
+    context.expect(epochs=expected.total_epochs)
     if first is None:
-        first = work.fit(work.initial, member=0, members=members, epochs=expected.warmup_epochs)
+        first = context.fit(
+            context.initial, member=0, members=members, epochs=expected.warmup_epochs
+        )
 
     pool = Pool(first)
-    work.keep_member(0, first)
+    context.keep_member(0, first)
     for member in range(1, members + 1):
         start = pool.mean()
         regulariser = pool_regulariser(terms, [model.vector for model in pool], start.vector)
-        order = {"member": member, "members": members, "epochs": epochs}
-        model = work.fit(start, **order, regulariser=regulariser)
+        model = context.fit(
+            start, member=member, members=members, epochs=epochs, regulariser=regulariser
+        )
         pool.append(model)
-        work.keep_member(member, model)
-    return pool.mean()
+        context.keep_member(member, model)
+    return Outputs(model=pool.mean())
+
+
+OPERATIONS: Final = {TRAIN: Operation(run=train, effort=effort)}
 
 
 def _require(condition: bool, message: str) -> None:

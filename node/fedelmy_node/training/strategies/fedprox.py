@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fedelmy_node.domain.errors import ConfigError
+from fedelmy_node.domain.step_traits import TRAIN
+from fedelmy_node.training.operations import Operation
 from fedelmy_node.training.strategies.fedseq import effort
 
 if TYPE_CHECKING:
-    from fedelmy_node.training.strategies.context import Work
-    from fedelmy_node.training.weights import Weights
-
-
-__all__ = ["Settings", "effort", "train"]
+    from fedelmy_node.training.context import Context, Outputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +26,16 @@ class Settings:
             raise ConfigError("E-CONFIG-VALUE", "mu must not be negative")
 
 
-def train(work: Work, settings: Settings) -> Weights:
+def train(context: Context, settings: Settings) -> Outputs:
     """Fit one model near its start: the received model, or a new one as in a mesh."""
-    from fedelmy_node.training.objective import Proximal
+    from fedelmy_node.training.context import Outputs
+    from fedelmy_node.training.regularisers import Proximal
 
-    epochs, start = work.training.epochs, work.received_one() or work.initial
-    work.expect(epochs=epochs)
+    epochs, start = context.training.epochs, context.received_one() or context.initial
+    context.expect(epochs=epochs)
     anchor = Proximal(settings.mu, start.vector) if settings.mu else None
-    return work.fit(start, member=1, members=1, epochs=epochs, regulariser=anchor)
+    model = context.fit(start, member=1, members=1, epochs=epochs, regulariser=anchor)
+    return Outputs(model=model)
+
+
+OPERATIONS: Final = {TRAIN: Operation(run=train, effort=effort)}

@@ -23,8 +23,9 @@ from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.events import Event, StepState
 from fedelmy_node.domain.names import SiteName, StepId, run_id, site_of
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.domain.plan_steps import Shortcut, StepKind
+from fedelmy_node.domain.plan_steps import Shortcut
 from fedelmy_node.domain.reports import Finding
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, TRAIN
 from fedelmy_node.training.job import DataSpec
 from tests.support.federations import make_plan, write_toml
 from tests.support.run_reports import make_report
@@ -64,7 +65,7 @@ def test_a_ring_goes_around_and_the_last_site_feeds_the_first() -> None:
         "train.5@b": ["train.4@a"],
         "train.6@c": ["train.5@b"],
     }
-    assert [step.visit for step in plan.steps if step.kind == StepKind.TRAIN] == [1, 1, 1, 2, 2, 2]
+    assert [step.visit for step in plan.steps if step.kind == TRAIN] == [1, 1, 1, 2, 2, 2]
     assert len([edge for edge in plan.edges if edge.carries == "train"]) == 5, "(TN - 1) M bytes"
 
 
@@ -91,7 +92,7 @@ def test_in_a_mesh_everybody_merges_everybody() -> None:
 def test_where_only_the_last_site_keeps_the_result_nobody_else_merges() -> None:
     plan = plan_of("mesh", deliver="last")
     assert list(needs(plan, "merge")) == ["merge.1@c"]
-    assert [step.site for step in plan.steps if step.kind == StepKind.EVALUATE] == ["c"]
+    assert [step.site for step in plan.steps if step.kind == EVALUATE] == ["c"]
     assert len(plan.edges) == 2
 
 
@@ -110,9 +111,7 @@ def test_superclients_are_chains_whose_heads_merge() -> None:
         ["train.2@d"],
     )
     assert (train["train.4@a"], train["train.4@c"]) == (["merge.3@a"], ["merge.3@c"])
-    deliver = {
-        step.site: site_of(step.needs[0]) for step in plan.steps if step.kind == StepKind.DELIVER
-    }
+    deliver = {step.site: site_of(step.needs[0]) for step in plan.steps if step.kind == DELIVER}
     assert deliver == {"a": "a", "c": "c", "b": "a", "d": "c", "e": "d"}, "down every group's chain"
 
 

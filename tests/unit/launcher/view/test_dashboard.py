@@ -13,8 +13,8 @@ from fedelmy_launcher.view.dashboard.page_state import run_view
 from fedelmy_launcher.view.history.fold import RunHistory
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, site_of
-from fedelmy_node.domain.plan_steps import StepKind
 from fedelmy_node.domain.reports import NodeDescription, RunSummary
+from fedelmy_node.domain.step_traits import TRAIN
 
 RUN = RunId("seen")
 STEPS = ("train.1@north", "train.2@south")
@@ -58,9 +58,7 @@ class Story:
 
     def __init__(self) -> None:
         self.follower = Follower(Sites(None, None), RUN, lambda: None)
-        steps = tuple(
-            ReportedStep(StepId(step), site_of(StepId(step)), StepKind.TRAIN) for step in STEPS
-        )
+        steps = tuple(ReportedStep(StepId(step), site_of(StepId(step)), TRAIN) for step in STEPS)
         self.history = self.follower.history = RunHistory(
             ReportedRun(run=RUN, federation="bed", steps=steps)
         )

@@ -19,7 +19,9 @@ from fedelmy_launcher.view.report.run_picture import run_picture
 from fedelmy_launcher.view.report.sections import SECTIONS, section
 from fedelmy_launcher.view.report.timeline import timeline
 from fedelmy_launcher.view.report.traffic import bytes_against_paper
+from fedelmy_node.config.decode import encode
 from fedelmy_node.domain.errors import ConfigError
+from fedelmy_node.domain.federation import Training
 from tests.support.federations import make_plan
 from tests.support.story import CLASSES, HOSTILE, told_history, waiting_history
 
@@ -116,6 +118,17 @@ def test_it_says_what_happened(html: str) -> None:
         "failed attempt",
     ):
         assert words in text, words
+
+
+def test_the_settings_of_the_training_are_listed(history: dict[str, Any]) -> None:
+    training = Training(
+        epochs=3, optimizer="sgd", momentum=0.9, schedule="cosine", class_weights={"ill": 2.0}
+    )
+    told = history | {"recipe": {"training": encode(training)}}
+    text = " ".join(read(page(told)).text.split())
+    for words in ("optimizersgd", "momentum0.9", "schedulecosine", "class_weightsill = 2.0"):
+        assert words in text, words
+    assert "nesterov" not in text, "what is not used is not listed"
 
 
 def test_no_text_becomes_markup(html: str) -> None:

@@ -111,13 +111,22 @@ def test_a_missing_directory_is_noticed_before_any_work(
     assert "none is not a directory" in error.message and "--state" not in error.hint
 
 
-@pytest.mark.parametrize("bundle", [[], ["--bundle"]])
-@pytest.mark.parametrize("name", ["r.onnx", "r.pt"])
-def test_a_model_is_exported_as_safetensors_only(
-    invoke: Any, tmp_path: Path, name: str, bundle: list[str]
+@pytest.mark.parametrize(
+    ("name", "more", "hint"),
+    [
+        ("r.pt", [], "r.safetensors"),
+        ("r.pt", ["--bundle"], "r.safetensors"),
+        ("r.onnx", ["--bundle"], "r.safetensors"),
+        ("r.onnx", ["--format", "safetensors"], "r.safetensors"),
+        ("r.safetensors", ["--format", "onnx"], "r.onnx"),
+        ("r.onnx", ["--format", "onnx", "--bundle"], "Omit --bundle"),
+    ],
+)
+def test_a_model_is_exported_in_the_format_of_its_suffix(
+    invoke: Any, tmp_path: Path, name: str, more: list[str], hint: str
 ) -> None:
-    error = error_of(invoke("export", "--out", tmp_path / name, *bundle), "E-CONFIG-VALUE")
-    assert "r.safetensors" in error.hint
+    error = error_of(invoke("export", "--out", tmp_path / name, *more), "E-CONFIG-VALUE")
+    assert hint in error.hint
     assert not (tmp_path / name).exists()
 
 

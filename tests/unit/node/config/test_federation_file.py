@@ -62,6 +62,19 @@ def test_sites_that_were_found_stand_in_place_of_the_listed_ones(tmp_path: Path)
     ("old", "new", "code", "words"),
     [
         ("epochs = 2", "epocs = 2", "E-CONFIG-KEY", ["training.epocs", "epochs"]),
+        (
+            "epochs = 2",
+            'epochs = 2\noptimizer = "adamm"',
+            "E-CONFIG-VALUE",
+            ["training.optimizer", "'sgd'", "Did you mean 'adam'?"],
+        ),
+        ("epochs = 2", "epochs = 2\nmomentum = 0.9", "E-CONFIG-VALUE", ["momentum is for sgd"]),
+        (
+            "epochs = 2",
+            "epochs = 2\nclass_weights = { eleven = 2.0 }",
+            "E-CONFIG-VALUE",
+            ["class_weights", "'eleven'"],
+        ),
         ("seed = 5", "sede = 5", "E-CONFIG-KEY", ["federation.sede", "seed"]),
         ("[model]", "[modle]", "E-CONFIG-KEY", ["modle", "model"]),
         ("pool_size = 2", "pool_sise = 2", "E-CONFIG-KEY", ["strategy.pool_sise", "pool_size"]),

@@ -58,6 +58,14 @@ def test_the_file_in_the_state_directory_is_found(tmp_path: Path) -> None:
     assert (config.device, config.unreadable, config.keep_pool) == ("cpu", "skip", True)
 
 
+def test_the_directory_of_weights(tmp_path: Path) -> None:
+    assert load_site_config(Given(state=tmp_path)).weights == tmp_path / "weights"
+    (tmp_path / "site.toml").write_text('[site]\nweights = "backbones"\n')
+    assert load_site_config(Given(state=tmp_path)).weights == tmp_path / "backbones"
+    given = Given(state=tmp_path, weights=Path("/srv/weights"))
+    assert load_site_config(given).weights == Path("/srv/weights")
+
+
 def test_flags_go_before_the_file(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(TOML)
     (tmp_path / "mine.json").touch()

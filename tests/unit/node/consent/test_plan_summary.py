@@ -6,12 +6,13 @@ from typing import Any
 
 from fedelmy_launcher.plans.compiler import signed_slices
 from fedelmy_node.config.consent_table import Consent
+from fedelmy_node.config.decode import encode
 from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.consent.plan_summary import asked
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.text import MESSAGE_CHARACTERS
 from fedelmy_node.store.records import Prepared
-from tests.support.federations import make_plan
+from tests.support.federations import make_federation, make_plan
 
 REPORT = {
     "samples": {"train": 1457, "validation": 161, "test": 179},
@@ -20,7 +21,13 @@ REPORT = {
 }
 
 
-def text_for(site: str, consent: Consent | None = None, **changes: Any) -> str:
+def text_for(
+    site: str,
+    consent: Consent | None = None,
+    *,
+    report: dict[str, Any] | None = None,
+    **changes: Any,
+) -> str:
     payload = signed_slices(make_plan(**changes), None)[SiteName(site)].payload
     prepared = Prepared(
         payload=payload,
@@ -29,7 +36,7 @@ def text_for(site: str, consent: Consent | None = None, **changes: Any) -> str:
         certificate=b"",
         operator="alice",
         manifest=(),
-        report=REPORT,
+        report=report or REPORT,
     )
     return "\n".join(asked(prepared, consent or Consent()))
 
@@ -50,6 +57,21 @@ def test_the_first_site_of_a_chain() -> None:
     assert "Site south sends this site the final model." in text
     assert "If south cannot be reached, the run waits for it." in text
     assert "the operator sees the number of samples" in text and "does not see" not in text
+
+
+def test_weights_that_every_site_has_and_the_part_that_is_trained() -> None:
+    recipe = encode(make_federation().recipe)
+    model = {"name": "mlp", "weights": {"file": "backbone.safetensors", "sha256": "ab" * 32}}
+    text = text_for("north", recipe=recipe | {"model": model})
+    start = "The model starts from the weights 'backbone.safetensors' of this site"
+    assert f"{start} (sha256 {'ab' * 32})." in text and "is trained and sent" not in text
+    report = REPORT | {"frozen_parameters": 16_000, "new_tensors": ["5.bias", "5.weight"]}
+    for train, part in (("head", "its head"), (["5.*", "3.*"], "'5.*' and '3.*'")):
+        frozen = recipe | {"model": model | {"train": train}}
+        text = text_for("north", report=report, recipe=frozen)
+        assert f"Of the model, only {part} is trained and sent: 17,226 parameters." in text
+        assert "The other 16,000 stay as in that file and are never sent." in text
+        assert "New, with random values, are: '5.bias' and '5.weight'." in text
 
 
 def test_a_site_in_the_middle_that_may_have_to_go_around_others() -> None:
@@ -104,3 +126,25 @@ def test_code_that_is_not_ours_is_named() -> None:
         " installed here." in text
     )
     assert "not part of fedelmy" not in text_for("north")
+
+
+def test_how_the_training_differs_from_the_usual() -> None:
+    training: dict[str, Any] = {"epochs": 2, "optimizer": "sgd", "schedule": "cosine"}
+    training |= {"sam_rho": 0.05, "early_stopping": 3, "class_weights": "balanced"}
+    recipe = {
+        "seed": 5,
+        "task": {"classes": ["ill", "well"], "input": {"height": 8, "width": 8, "channels": 1}},
+        "model": {"name": "mlp"},
+        "training": training,
+        "strategy": {"name": "fedelmy"},
+    }
+    text = text_for("north", recipe=recipe)
+    assert "The optimizer is sgd, its learning rate cosine." in text
+    assert "Each gradient is computed twice (SAM)" in text
+    assert "a model is done after 3 epochs without progress" in text
+    assert "uses this site's class counts; it does not send them" in text
+    training["class_weights"] = {"ill": 2.5}
+    assert "other weights than 1: 'ill' 2.5." in text_for("north", recipe=recipe)
+    usual = text_for("north")
+    for word in ("optimizer is", "SAM", "upper limit", "class counts;", "weights"):
+        assert word not in usual

@@ -4,6 +4,7 @@ change.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from fedelmy_node.config.consent_table import Consent
 from fedelmy_node.consent.rules import check_listed, efforts, refuse, refuse_bundle
 from fedelmy_node.domain.errors import ConfigError, ConsentError
+from fedelmy_node.domain.federation import StrategySpec
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.training import strategies
@@ -95,18 +97,18 @@ def test_a_strategy_that_is_not_agreed_to_is_not_even_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A package's code would be imported into the daemon on the word of whoever wrote the plan."""
+    plan = south()
+    theirs = replace(plan, recipe=replace(plan.recipe, strategy=StrategySpec(name="theirs")))
     looked_up: list[str] = []
     monkeypatch.setattr(strategies, "strategy_for", looked_up.append)
     with pytest.raises(ConsentError, match=r"strategy 'theirs' \(allowed: fedseq"):
-        refuse(
-            south(recipe={**_recipe(), "strategy": {"name": "theirs"}}),
-            Consent(strategies=("fedseq",), max_pool=1),
-        )
+        refuse(theirs, Consent(strategies=("fedseq",), max_pool=1))
     assert looked_up == []
 
 
 def test_an_effort_that_is_none_is_an_error_with_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedseq, "effort", lambda *_, **__: None)
+    train = replace(fedseq.OPERATIONS["train"], effort=lambda *_, **__: None)
+    monkeypatch.setattr(fedseq, "OPERATIONS", {"train": train})
     with pytest.raises(ConfigError, match=r"E-CONFIG-EXTENSION.*its effort is a NoneType"):
         efforts(south(recipe={**_recipe(), "strategy": {"name": "fedseq"}}))
 

@@ -19,7 +19,8 @@ from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.errors import ConfigError, FedelmyError, PeerError, RunError
 from fedelmy_node.domain.names import RunId, SiteName, StepId, run_id, site_name
 from fedelmy_node.domain.plan import Slice
-from fedelmy_node.domain.plan_steps import Step, StepKind, in_order
+from fedelmy_node.domain.plan_steps import Step, in_order
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN
 from fedelmy_node.run.inputs import origin_of
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
@@ -37,25 +38,19 @@ def test_the_chain_of_the_paper() -> None:
     plan = make_plan("north", "south", "west")
     edges = [(edge.sender, edge.receiver, edge.carries) for edge in plan.edges]
     assert edges == [
-        ("north", "south", StepKind.TRAIN),
-        ("south", "west", StepKind.TRAIN),
-        ("west", "south", StepKind.DELIVER),
-        ("south", "north", StepKind.DELIVER),
+        ("north", "south", TRAIN),
+        ("south", "west", TRAIN),
+        ("west", "south", DELIVER),
+        ("south", "north", DELIVER),
     ]
     assert [step.id for step in plan.steps if not step.needs] == ["train.1@north"]
-    assert {step.site for step in plan.steps if step.kind == StepKind.EVALUATE} == {
-        "north",
-        "south",
-        "west",
-    }
+    assert {step.site for step in plan.steps if step.kind == EVALUATE} == {"north", "south", "west"}
 
 
 def test_deliver_last_keeps_the_result_where_it_was_made() -> None:
     plan = make_plan("north", "south", deliver="last")
-    assert [edge.carries for edge in plan.edges] == [StepKind.TRAIN]
-    assert [step.id for step in plan.steps if step.kind == StepKind.EVALUATE] == [
-        "evaluate.1@south"
-    ]
+    assert [edge.carries for edge in plan.edges] == [TRAIN]
+    assert [step.id for step in plan.steps if step.kind == EVALUATE] == ["evaluate.1@south"]
 
 
 def test_a_single_site_sends_nothing() -> None:
@@ -66,7 +61,7 @@ def test_random_order_is_the_seeds() -> None:
     sites = tuple("abcdefgh")
     drawn = make_plan(*sites, order="random")
     assert drawn == make_plan(*sites, order="random")
-    order = [step.site for step in drawn.steps if step.kind == StepKind.TRAIN]
+    order = [step.site for step in drawn.steps if step.kind == TRAIN]
     assert sorted(order) == list(sites)
     assert order != list(sites)
 
@@ -75,10 +70,10 @@ def test_random_order_is_the_seeds() -> None:
 @given(names)
 def test_every_chain_has_n_minus_one_training_edges_and_reaches_everybody(sites: list[str]) -> None:
     plan = make_plan(*sites)
-    training = [edge for edge in plan.edges if edge.carries == StepKind.TRAIN]
-    delivery = [edge for edge in plan.edges if edge.carries == StepKind.DELIVER]
+    training = [edge for edge in plan.edges if edge.carries == TRAIN]
+    delivery = [edge for edge in plan.edges if edge.carries == DELIVER]
     assert len(training) == len(delivery) == len(sites) - 1
-    assert {step.site for step in plan.steps if step.kind == StepKind.DELIVER} == set(sites)
+    assert {step.site for step in plan.steps if step.kind == DELIVER} == set(sites)
     pairs = {frozenset((edge.sender, edge.receiver)) for edge in training}
     assert {frozenset((edge.sender, edge.receiver)) for edge in delivery} == pairs
 
@@ -142,17 +137,13 @@ def test_no_payload_crashes_the_reader(payload: bytes) -> None:
 
 def test_steps_that_all_need_all_before_them_are_too_much() -> None:
     part = make_plan("north").slice_for(SiteName("north"))
-    first = next(step for step in part.steps if step.kind == StepKind.TRAIN)
+    first = next(step for step in part.steps if step.kind == TRAIN)
     steps = [first]
     for number in range(1, 200):
         needs = tuple(step.id for step in steps)
         steps.append(
             Step(
-                id=StepId(f"merge.{number}@north"),
-                kind=StepKind.MERGE,
-                site=part.site,
-                visit=1,
-                needs=needs,
+                id=StepId(f"merge.{number}@north"), kind=MERGE, site=part.site, visit=1, needs=needs
             )
         )
     with pytest.raises(RunError, match="too many needs"):
@@ -177,7 +168,7 @@ def test_circles_are_refused() -> None:
     first = Step(
         id=StepId("train.1@a"),
         site=SiteName("a"),
-        kind=StepKind.TRAIN,
+        kind=TRAIN,
         visit=1,
         needs=(StepId("train.2@a"),),
     )

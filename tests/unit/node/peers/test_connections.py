@@ -11,7 +11,8 @@ from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.domain.errors import ConsentError, RunError
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.plan import Neighbour, Slice
-from fedelmy_node.domain.plan_steps import Edge, Step, StepKind
+from fedelmy_node.domain.plan_steps import Edge, Step
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, TRAIN
 from fedelmy_node.peers.connections import Peers
 from tests.support.federations import make_plan
 
@@ -30,7 +31,7 @@ def handed(plan: Slice, source: str) -> Edge:
         target=StepId("deliver.7@west"),
         sender=SOUTH,
         receiver=WEST,
-        carries=StepKind.DELIVER,
+        carries=DELIVER,
         need=StepId(source),
     )
 
@@ -58,7 +59,7 @@ def test_who_only_has_something_evaluated_has_contributed_nothing(tmp_path: Path
     posed = Step(
         id=StepId("evaluate.7@south"),
         site=SOUTH,
-        kind=StepKind.EVALUATE,
+        kind=EVALUATE,
         visit=0,
         needs=(StepId("train.7@west"),),
     )
@@ -67,7 +68,7 @@ def test_who_only_has_something_evaluated_has_contributed_nothing(tmp_path: Path
         target=posed.id,
         sender=WEST,
         receiver=SOUTH,
-        carries=StepKind.EVALUATE,
+        carries=EVALUATE,
         need=StepId("train.7@west"),
     )
     plan = replace(
@@ -80,4 +81,4 @@ def test_who_only_has_something_evaluated_has_contributed_nothing(tmp_path: Path
     with pytest.raises(ConsentError, match=r"E-CONSENT-PEER.*west"):
         check(tmp_path, plan)
     with pytest.raises(RunError, match=r"E-RUN-PLAN.*carries"):
-        replace(plan, edges_in=(replace(edge, carries=StepKind.TRAIN),))
+        replace(plan, edges_in=(replace(edge, carries=TRAIN),))

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedelmy_node.domain.artifact import Block
+from fedelmy_node.domain.blocks import Block
 from fedelmy_node.prefetch import Prefetcher
 from fedelmy_node.rpc.block_stream import decode_request, encode_block, encode_header
 from fedelmy_proto.v1 import transfer_pb2

@@ -182,7 +182,7 @@ def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 
 
 def test_skip_hands_over_to_the_next_one(bench: Callable[..., Bench]) -> None:
-    made = bench("skip")
+    made = bench("skip", 3.0)
     made.wait_for(lambda: made.network.sites["c"].got)
     assert made.network.sites["c"].got == ["train.1@a>train.3@c/train.2@b"]
     (around,) = made.happened(EventKind.AROUND)
@@ -191,7 +191,7 @@ def test_skip_hands_over_to_the_next_one(bench: Callable[..., Bench]) -> None:
 
 
 def test_several_in_a_row(bench: Callable[..., Bench]) -> None:
-    made = bench("skip", dead=("b", "c"))
+    made = bench("skip", 3.0, dead=("b", "c"))  # d answers sooner, on any machine
     made.wait_for(lambda: made.network.sites["d"].got)
     assert made.network.sites["d"].got == ["train.1@a>train.4@d/train.3@c"]
 

@@ -14,7 +14,8 @@ from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.errors import ConfigError, RunError
 from fedelmy_node.domain.names import SiteName, StepId, run_id, site_of
 from fedelmy_node.domain.plan import Plan
-from fedelmy_node.domain.plan_steps import Edge, Route, StepKind
+from fedelmy_node.domain.plan_steps import Edge, Route
+from fedelmy_node.domain.step_traits import TRAIN
 from tests.support.federations import make_federation, make_plan
 from tests.unit.node.run.site import Site, skipping
 
@@ -75,13 +76,11 @@ def test_whoever_is_left_has_a_graph(count: int, data: st.DataObject) -> None:
         for step in alive
     }
     heads = [
-        step.id
-        for step in alive
-        if step.kind == StepKind.TRAIN and not [s for s in given_to[step.id] if s]
+        step.id for step in alive if step.kind == TRAIN and not [s for s in given_to[step.id] if s]
     ]
     assert len(heads) == 1, "exactly one site begins anew"
     for step in alive:
-        if step.kind != StepKind.TRAIN:
+        if step.kind != TRAIN:
             # Followed back, the result at every site has the work of every site that is left.
             seen, source = [], given_to[step.id][0]
             while source is not None:
@@ -89,7 +88,7 @@ def test_whoever_is_left_has_a_graph(count: int, data: st.DataObject) -> None:
                 seen.append(source)
                 source = next(iter(given_to[source]), None)
             assert {s for s in seen if s.startswith("train")} == {
-                s.id for s in alive if s.kind == StepKind.TRAIN
+                s.id for s in alive if s.kind == TRAIN
             }
 
 

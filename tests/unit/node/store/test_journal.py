@@ -182,7 +182,7 @@ def test_a_journal_of_newer_software_is_refused_and_left_as_it_is(
         (copy.parent / name).write_bytes(content)
     before = kept_bytes(copy)
     assert (len(before) > 1) == (ended == "killed")
-    with pytest.raises(StoreError, match=r"E-STORE-VERSION: .*version 99, fedelmy .* supports 3"):
+    with pytest.raises(StoreError, match=r"E-STORE-VERSION: .*version 99, fedelmy .* supports 4"):
         Journal(copy, SOUTH)
     gc.collect()  # a connection that somebody had left open would write now
     assert kept_bytes(copy) == before

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from fedelmy_node.store import schema
 from fedelmy_node.store.audit_log import Act, AuditLog
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared, RunRecord
-from fedelmy_node.store.row_digests import TABLES, row_digest
+from fedelmy_node.store.row_digests import TABLES, digest_rows, register, row_digest
 from fedelmy_node.store.run_loader import Verify
 from tests.support.federations import make_plan
 from tests.support.journal_writes import (
@@ -540,23 +541,40 @@ def test_any_bit_of_the_write_ahead_log(killed: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def make_version_2(path: Path) -> None:
-    """What is in a journal of today, as version 2 had it."""
+ADDED = {
+    3: (("runs", "metadata"), ("runs", "digest"), ("steps", "digest"), ("edges", "digest")),
+    4: (("runs", "specs"), ("steps", "state_sha256"), ("steps", "state_bytes")),
+}
+"""The columns that a version added."""
+
+
+def make_version(path: Path, version: int) -> None:
+    """What is in a journal of today, as an older version had it."""
     with closing(sqlite3.connect(path)) as database:
-        for table in TABLES:
-            database.execute(f"ALTER TABLE {table} DROP COLUMN digest")
-        database.execute("ALTER TABLE runs DROP COLUMN metadata")
-        database.executescript("PRAGMA user_version = 2")
+        register(database)
+        for added in range(4, version, -1):
+            for table, column in ADDED[added]:
+                database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        if version >= 3:
+            digest_rows(database)
+        database.commit()
+        database.executescript(f"PRAGMA user_version = {version}")
     with closing(sqlite3.connect(":memory:")) as other:
-        other.executescript(schema._SCHEMA + schema._MIGRATIONS[1])
-        expected = [tuple(row) for row in other.execute("PRAGMA table_info(runs)")]
+        other.executescript(
+            schema._SCHEMA + "".join(map(schema._MIGRATIONS.get, range(1, version)))
+        )
+        expected = [columns_of(other, table) for table in TABLES]
     with closing(sqlite3.connect(path)) as database:
-        assert [tuple(row) for row in database.execute("PRAGMA table_info(runs)")] == expected
+        assert [columns_of(database, table) for table in TABLES] == expected
+
+
+def columns_of(database: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[1:]) for row in database.execute(f"PRAGMA table_info({table})")]
 
 
 def test_a_journal_of_version_2_gets_digests(path: Path) -> None:
     expected = read(path)
-    make_version_2(path)
+    make_version(path, 2)
     found = read(path)
     assert found.events == expected.events
     without = {
@@ -571,7 +589,42 @@ def test_a_journal_of_version_2_gets_digests(path: Path) -> None:
 def test_an_edited_plan_of_version_2_is_found_before_it_gets_a_digest(
     signed_path: Path, verify: Verify
 ) -> None:
-    make_version_2(signed_path)
+    make_version(signed_path, 2)
     edit = "UPDATE runs SET prepared = CAST(replace(prepared, 'batch_size\":', 'batch_size\":1') AS BLOB)"
     change(signed_path, edit)
     refused(signed_path, "the plan of run run-1", verify)
+
+
+def test_a_journal_of_version_3_is_read_as_it_was_and_has_no_states(path: Path) -> None:
+    expected = read(path)
+    make_version(path, 3)
+    found = read(path)
+    assert (found.events, found.runs) == (expected.events, expected.runs)
+    migrated = path.read_bytes()
+    for table, column, value in (
+        ("runs", "specs", "x'7b207d'"),
+        ("steps", "state_sha256", "'E'"),
+        ("edges", "sha256", "'E'"),
+    ):
+        change(path, f"UPDATE {table} SET {column} = {value} WHERE rowid = 1")
+        refused(path, f"a row of {table}")
+        path.write_bytes(migrated)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE runs SET code = 'E' WHERE rowid = 1",
+        "UPDATE runs SET digest = x'' WHERE rowid = 1",
+        "UPDATE steps SET sha256 = 'cd' WHERE rowid = 1",
+        "UPDATE edges SET bytes = bytes + 1 WHERE rowid = 1",
+    ],
+)
+def test_damage_in_a_journal_of_version_3_is_found_and_not_migrated(path: Path, edit: str) -> None:
+    """Digests are recomputed afterwards, and must not cover what was damaged before."""
+    make_version(path, 3)
+    change(path, edit)
+    before = path.read_bytes()
+    for _ in range(2):
+        refused(path, f"a row of {edit.split()[1]}")
+    assert path.read_bytes() == before

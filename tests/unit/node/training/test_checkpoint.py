@@ -13,22 +13,24 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
 from fedelmy_node.domain.errors import StoreError, TrainingError
 from fedelmy_node.domain.event_text import narrate
 from fedelmy_node.domain.events import Event, EventKind
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.training import checkpoint_store as store_module
-from fedelmy_node.training.bundle_file import write_bundle
+from fedelmy_node.training.bundle_file import read_bundle, write_bundle
 from fedelmy_node.training.checkpoint import job_key
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.checkpointing import Checkpoints
+from fedelmy_node.training.context import Context, Outputs
 from fedelmy_node.training.step import load, run
 from fedelmy_node.training.stop_signal import StopSignal, Terminated
-from fedelmy_node.training.strategies.context import Work
 from fedelmy_node.training.strategies.fedelmy import Settings, train
 from tests.support.small_recipes import bundles, job, make_bench, net, recipe
 
@@ -38,6 +40,27 @@ BATCHES = 3
 """Per epoch: 40 samples in batches of 16."""
 WARM_UP, EPOCHS, MEMBERS = 2, 3, 2
 TOTAL = BATCHES * (WARM_UP + MEMBERS * EPOCHS)
+PLAIN = {"learning_rate": 0.01}
+SETTINGS = {
+    "cosine": {"optimizer": "sgd", "momentum": 0.9, "schedule": "cosine", "learning_rate": 0.05},
+    "nesterov": {
+        "optimizer": "sgd",
+        "momentum": 0.8,
+        "nesterov": True,
+        "schedule": "step",
+        "schedule_period": 1,
+        "schedule_warmup": 0.7,
+        "clip_norm": 0.5,
+    },
+    "sgd": {"optimizer": "sgd", "learning_rate": 0.1, "class_weights": {"1": 3.0}},
+    "adamw": {
+        "optimizer": "adamw",
+        "sam_rho": 0.1,
+        "label_smoothing": 0.1,
+        "class_weights": "balanced",
+    },
+    "stopped": {"early_stopping": 1, "learning_rate": 0.1},
+}
 
 
 @pytest.fixture
@@ -82,29 +105,32 @@ class Step:
     """
 
     def __init__(
-        self, directory, *, every=NEVER, key=KEY, network=None, learning_rate=0.01, bundle=None
+        self, directory, *, every=NEVER, key=KEY, network=None, training=None, bundle=None
     ):
         self.directory, self.events, self.stopping = directory, [], StopSignal()
-        training = Training(epochs=EPOCHS, batch_size=16, learning_rate=learning_rate)
+        training = Training(**{"epochs": EPOCHS, "batch_size": 16, **PLAIN, **(training or {})})
         network = network or net(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3))
         self.bench = make_bench(network, training=training, events=self.events)
         self.initial = self.bench.model.weights()
-        self.store = CheckpointStore(directory, key)
+        self.store = CheckpointStore(directory, key, training)
         self.every = every
         self.bundle = bundle or directory.with_name("bundle")
         self.accuracies = None
+        self.train = train
 
     def run(self, hook=lambda number: None):
         """The sha256 of the bundle that the step gives."""
         bench = dataclasses.replace(self.bench, batches=Hooked(self.bench.batches, hook))
         saving = Checkpoints(self.store, bench.model, bench.emit, self.stopping, self.every)
         with saving:
-            work = Work(
-                bench, initial=self.initial, received=[], keep=lambda *_: None, fit=saving.fit
+            context = Context(
+                model=bench.model, initial=self.initial, inputs=[], reads=bench, fit_one=saving.fit
             )
-            result = train(work, Settings(pool_size=MEMBERS, warmup_epochs=WARM_UP, alpha=0.5))
-            bench.model.load(result)
-            self.accuracies = work.accuracies
+            result = self.train(
+                context, Settings(pool_size=MEMBERS, warmup_epochs=WARM_UP, alpha=0.5)
+            )
+            bench.model.load(result.model)
+            self.accuracies = context.accuracies
             return write_bundle(self.bundle, {"model": bench.model.state_dict()})[0]
 
     def stop_at(self, number):
@@ -123,16 +149,17 @@ class Step:
 
 
 @functools.cache
-def undisturbed():
+def undisturbed(settings=None):
     """What the step gives without checkpoints: the bytes, and the accuracies for the report."""
     with tempfile.TemporaryDirectory() as directory:
-        step = Step(Path(directory) / "checkpoints")
+        step = Step(Path(directory) / "checkpoints", training=SETTINGS.get(settings))
         bench = step.bench
-        work = Work(bench, initial=step.initial, received=[], keep=lambda *_: None)
-        bench.model.load(train(work, Settings(pool_size=MEMBERS, warmup_epochs=WARM_UP, alpha=0.5)))
+        context = Context(model=bench.model, initial=step.initial, inputs=[], reads=bench)
+        result = train(context, Settings(pool_size=MEMBERS, warmup_epochs=WARM_UP, alpha=0.5))
+        bench.model.load(result.model)
         return write_bundle(Path(directory) / "bundle", {"model": bench.model.state_dict()})[
             0
-        ], work.accuracies
+        ], context.accuracies
 
 
 def place(number):
@@ -481,7 +508,7 @@ def test_after_a_divergence_nothing_is_gone_on_from(tmp_path):
     directory = tmp_path / "checkpoints"
     steep = net(*[nn.Linear(8, 8) for _ in range(30)])
     with pytest.raises(TrainingError, match="E-TRAINING-DIVERGED"):
-        Step(directory, every=0, network=steep, learning_rate=100.0).run()
+        Step(directory, every=0, network=steep, training={"learning_rate": 100.0}).run()
     assert (
         not directory.exists() or files(directory) == []
     )  # the writer may not have come to write at all
@@ -630,3 +657,133 @@ def test_moments_of_the_optimizer_are_part_of_it(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_module.Underway, "restore", forgetful)
         assert Step(directory).run() != undisturbed()[0]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_every_optimizer_and_schedule_resumes_with_the_same_bytes(tmp_path, settings):
+    """Killed in the midst of an epoch, at its end, between fits, and again after that."""
+    wanted = undisturbed(settings)
+    assert wanted != undisturbed()
+    counted = []
+    Step(tmp_path / "counted", training=SETTINGS[settings]).run(counted.append)
+    for number in range(1, len(counted), 2):
+        directory = tmp_path / str(number) / "checkpoints"
+        directory.parent.mkdir()
+        Step(directory, training=SETTINGS[settings]).stop_at(number)
+        if number + 2 < len(counted):
+            Step(directory, training=SETTINGS[settings]).stop_at(2)
+        resumed = Step(directory, training=SETTINGS[settings])
+        assert (resumed.run(), resumed.accuracies) == wanted
+        assert resumed.warnings == [] and len(resumed.of(EventKind.RESUMED)) == 1
+
+
+def test_a_fit_that_stopped_early_is_not_gone_on_with(tmp_path):
+    """Asked to stop while the last epoch of such a fit is judged: what is left is the next fit."""
+    settings = SETTINGS["stopped"]
+    whole = Step(tmp_path / "whole", training=settings)
+    whole.run()
+    epochs = [(data["member"], data["epoch"]) for data in whole.of(EventKind.EPOCH)]
+    assert len(epochs) < WARM_UP + MEMBERS * EPOCHS, "something was stopped early"
+    for number in range(1, len(epochs) + 1):
+        directory = tmp_path / str(number) / "checkpoints"
+        directory.parent.mkdir()
+        step = Step(directory, training=settings)
+        emit = step.bench.emit
+
+        def ask(kind, data, step=step, emit=emit, number=number):
+            emit(kind, data)
+            if len(step.of(EventKind.EPOCH)) == number:
+                step.stopping.request()
+
+        step.bench = dataclasses.replace(step.bench, emit=ask)
+        with pytest.raises(Terminated):
+            step.run()
+        resumed = Step(directory, training=settings)
+        assert (resumed.run(), resumed.accuracies) == undisturbed("stopped")
+        rest = [(data["member"], data["epoch"]) for data in resumed.of(EventKind.EPOCH)]
+        assert rest == epochs[number:]
+
+
+def test_the_file_of_adam_has_the_names_it_always_had(tmp_path):
+    """So that a step which an older version began goes on."""
+    directory = tmp_path / "checkpoints"
+    Step(directory).stop_at(2)
+    (path,) = directory.glob("0*.safetensors")
+    groups = read_bundle(path)
+    assert set(groups["adam"]) == {"exp_avg", "exp_avg_sq", "step"}
+    assert groups["adam"]["step"] == 2
+
+
+def test_a_state_of_another_optimizer_is_told_and_the_step_begins_anew(tmp_path):
+    """The key prevents it; if it did not, nothing would be taken for something else."""
+    directory = tmp_path / "checkpoints"
+    Step(directory).stop_at(2)
+    other = Step(directory, training=SETTINGS["cosine"])
+    assert (other.run(), other.accuracies) == undisturbed("cosine")
+    (warning,) = other.warnings
+    assert "of another model or optimizer; the step starts over" in warning
+
+
+def test_the_momentum_of_sgd_is_part_of_it(tmp_path):
+    directory = tmp_path / "checkpoints"
+    Step(directory, training=SETTINGS["cosine"]).stop_at(5)
+    real = store_module.Underway.restore
+
+    def forgetful(self, state):
+        real(self, state)
+        state.optimizer.state["momentum"].zero_()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module.Underway, "restore", forgetful)
+        assert Step(directory, training=SETTINGS["cosine"]).run() != undisturbed("cosine")[0]
+
+
+def distil(context, settings):
+    """A strategy of two fits: the second one also learns what a fixed teacher says of each batch.
+
+    All it takes is an argument of `Context.fit`.
+    """
+    generator = torch.Generator().manual_seed(settings.pool_size)
+    teacher = torch.randn(16, 3, generator=generator)
+
+    def term(images, scores, labels):
+        taught = functional.softmax(images.flatten(1) @ teacher, dim=1)
+        return 2 * functional.kl_div(
+            functional.log_softmax(scores, dim=1), taught, reduction="batchmean"
+        )
+
+    context.expect(epochs=2 * EPOCHS)
+    first = context.fit(context.initial, member=1, members=2, epochs=EPOCHS)
+    model = context.fit(first, member=2, members=2, epochs=EPOCHS, term=term)
+    return Outputs(model=model)
+
+
+def test_a_strategys_term_is_learned_and_resumed(tmp_path):
+    def step(name, strategy=distil):
+        made = Step(tmp_path / name, training={"loss": "prior_corrected", "select": "last"})
+        made.train = strategy
+        return made
+
+    plain = step("plain", lambda context, settings: distil(_Termless(context), settings)).run()
+    whole = step("whole")
+    expected = whole.run()
+    assert expected != plain
+    losses = [data["loss"] for data in whole.of(EventKind.EPOCH)]
+    assert losses[EPOCHS] > losses[EPOCHS - 1], "the reported loss has the term"
+    assert losses[-1] < losses[EPOCHS]
+    for number in range(1, 2 * EPOCHS * BATCHES, 4):
+        step(f"stopped-{number}").stop_at(number)
+        assert step(f"stopped-{number}").run() == expected
+
+
+class _Termless:
+    """A context that ignores the term of a fit."""
+
+    def __init__(self, context):
+        self._context = context
+
+    def __getattr__(self, name):
+        return getattr(self._context, name)
+
+    def fit(self, *arguments, term=None, **more):
+        return self._context.fit(*arguments, **more)

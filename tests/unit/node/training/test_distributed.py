@@ -17,6 +17,21 @@ from tests.support.small_recipes import job, recipe
 from tests.unit.node.training.test_trainer import PATIENCE, Daemon, begin, wait_for
 
 SHORT = Training(epochs=2, batch_size=65, learning_rate=0.002, threads=1)
+TRAININGS = {
+    "plain": SHORT,
+    "everything": replace(
+        SHORT,
+        optimizer="sgd",
+        learning_rate=0.05,
+        momentum=0.9,
+        schedule="cosine",
+        clip_norm=1.0,
+        sam_rho=0.05,
+        label_smoothing=0.1,
+        class_weights="balanced",
+        early_stopping=2,
+    ),
+}
 
 
 def others(daemon):
@@ -40,23 +55,13 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """What one process makes of the same job."""
-    path = tmp_path_factory.mktemp("alone") / "bundle"
-    outcome = run(load(job("train", recipe(training=SHORT), output=path)), (), lambda *_: None)
-    return path, outcome
-
-
-def test_two_processes_train_what_one_trains(tmp_path, alone):
+@pytest.mark.parametrize("settings", TRAININGS)
+def test_two_processes_train_what_one_trains(tmp_path, settings):
     """A batch of 65 is shared as 33 and 32; without dropout and BatchNorm only rounding differs."""
-    path, outcome = alone
+    asked, path = recipe(training=TRAININGS[settings]), tmp_path / "alone"
+    outcome = run(load(job("train", asked, output=path)), (), lambda *_: None)
     wanted = job(
-        "train",
-        recipe(training=SHORT),
-        output=tmp_path / "bundle",
-        checkpoints=tmp_path / "c",
-        processes=2,
+        "train", asked, output=tmp_path / "bundle", checkpoints=tmp_path / "c", processes=2
     )
     with Daemon() as daemon:
         daemon.send({"job": encode(wanted)})

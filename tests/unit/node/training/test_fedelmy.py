@@ -7,15 +7,15 @@ import torch
 
 from fedelmy_node.domain.errors import ConfigError, RunError
 from fedelmy_node.domain.federation import StrategySpec, Training
+from fedelmy_node.training.averaging import mean_weights
+from fedelmy_node.training.context import Artifact, Context
 from fedelmy_node.training.fit import FitOrder, fit
 from fedelmy_node.training.strategies import STRATEGIES, settings_for, strategy_for
-from fedelmy_node.training.strategies.context import Work
 from fedelmy_node.training.strategies.fedelmy import Settings, train
-from fedelmy_node.training.weights import mean_weights
 from tests.support.small_recipes import make_bench, net
 
 
-def make_work(*, received=0, kept=None, events=None):
+def make_context(*, received=0, kept=None, events=None):
     training = Training(epochs=2, batch_size=16, learning_rate=0.01)
     bench = make_bench(net(torch.nn.ReLU()), training=training, events=events)
     initial = bench.model.weights()
@@ -27,13 +27,14 @@ def make_work(*, received=0, kept=None, events=None):
         if kept is not None
         else lambda *_: None
     )
-    return bench, Work(bench, initial=initial, received=inputs, keep=keep)
+    given = [Artifact(role="model", groups={}, weights=weights) for weights in inputs]
+    return bench, Context(model=bench.model, initial=initial, inputs=given, reads=bench, keep=keep)
 
 
 def test_without_terms_and_with_one_member_it_is_the_mean_of_start_and_trained():
-    bench, work = make_work(received=1)
-    result = train(work, Settings(pool_size=1, alpha=0.0, beta=0.0))
-    start = work.received[0]
+    bench, context = make_context(received=1)
+    result = train(context, Settings(pool_size=1, alpha=0.0, beta=0.0)).model
+    start = context.received[0]
     trained = fit(bench, FitOrder(member=1, members=1, epochs=2), start).weights
     assert torch.equal(result.vector, ((start.vector.double() + trained.vector) / 2).float())
     assert not torch.equal(trained.vector, start.vector)
@@ -41,24 +42,24 @@ def test_without_terms_and_with_one_member_it_is_the_mean_of_start_and_trained()
 
 def test_a_pool_grows_from_its_mean():
     kept = []
-    bench, work = make_work(received=1, kept=kept)
-    result = train(work, Settings(pool_size=3, alpha=0.0, beta=0.0))
+    bench, context = make_context(received=1, kept=kept)
+    result = train(context, Settings(pool_size=3, alpha=0.0, beta=0.0)).model
     assert [member for member, _ in kept] == [0, 1, 2, 3]
     pool = [weights.vector for _, weights in kept]
-    assert torch.equal(pool[0], work.received[0].vector)
+    assert torch.equal(pool[0], context.received[0].vector)
     mean = torch.stack(pool).double().mean(dim=0)
     assert torch.allclose(result.vector.double(), mean, atol=1e-7)
     start = mean_weights([weights for _, weights in kept[:3]])
     third = fit(bench, FitOrder(member=3, members=3, epochs=2), start).weights
     assert torch.equal(third.vector, pool[3])
-    assert len(work.accuracies) == 3
+    assert len(context.accuracies) == 3
 
 
 def test_only_a_new_model_is_warmed_up():
     for received, phases in ((0, ["warm-up"] * 3 + ["member"] * 2), (1, ["member"] * 2)):
         events = []
-        _, work = make_work(received=received, events=events)
-        train(work, Settings(pool_size=1, warmup_epochs=3))
+        _, context = make_context(received=received, events=events)
+        train(context, Settings(pool_size=1, warmup_epochs=3))
         epochs = [data for kind, data in events if kind == "epoch"]
         assert [data["phase"] for data in epochs] == phases
         assert epochs[-1]["eta_seconds"] == 0
@@ -69,8 +70,10 @@ def test_the_terms_change_the_result_and_so_does_each_setting():
     changes = [{}, {"alpha": 0.5}, {"beta": 0.0}, {"distance": "squared_l2"}, {"compat": "authors"}]
     results = []
     for change in changes:
-        _, work = make_work(received=1)
-        results.append(train(work, Settings(**{"pool_size": 2, "beta": 0.5} | change)).vector)
+        _, context = make_context(received=1)
+        results.append(
+            train(context, Settings(**{"pool_size": 2, "beta": 0.5} | change)).model.vector
+        )
     for number, one in enumerate(results):
         assert one.isfinite().all()
         assert not any(torch.equal(one, other) for other in results[:number])
@@ -79,8 +82,8 @@ def test_the_terms_change_the_result_and_so_does_each_setting():
 def test_diversity_spreads_the_pool():
     def spread(alpha):
         kept = []
-        _, work = make_work(received=1, kept=kept)
-        train(work, Settings(pool_size=3, alpha=alpha, beta=0.0))
+        _, context = make_context(received=1, kept=kept)
+        train(context, Settings(pool_size=3, alpha=alpha, beta=0.0))
         pool = torch.stack([weights.vector for _, weights in kept[1:]])
         return torch.cdist(pool, pool).mean().item()
 
@@ -88,9 +91,9 @@ def test_diversity_spreads_the_pool():
 
 
 def test_two_inputs_are_a_fault_of_the_plan():
-    _, work = make_work(received=2)
+    _, context = make_context(received=2)
     with pytest.raises(RunError, match="E-RUN-PLAN"):
-        train(work, Settings())
+        train(context, Settings())
 
 
 def test_settings_have_the_papers_defaults_and_are_strict():
@@ -124,14 +127,14 @@ def test_an_unknown_strategy_gets_a_suggestion():
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_registered_strategy_is_one(name):
-    assert callable(strategy_for(name).train)
+    assert callable(strategy_for(name).OPERATIONS["train"].run)
     assert STRATEGIES[name].description
     settings_for(StrategySpec(name=name))
 
 
 def test_learning_happens():
     events = []
-    _, work = make_work(events=events)
-    train(work, Settings(pool_size=2, warmup_epochs=5))
+    _, context = make_context(events=events)
+    train(context, Settings(pool_size=2, warmup_epochs=5))
     losses = [data["loss"] for kind, data in events if kind == "epoch"]
     assert losses[-1] < losses[0] < 2 * math.log(3)

@@ -3,19 +3,22 @@ result.
 """
 
 import dataclasses
+import functools
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim import lr_scheduler
 
 from fedelmy_node.domain.errors import TrainingError
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.training import fit as module
 from fedelmy_node.training.fit import FitOrder, Validation, fit
-from fedelmy_node.training.objective import Terms, pool_regulariser
 from fedelmy_node.training.optimizer import Adam
+from fedelmy_node.training.regularisers import Terms, pool_regulariser
+from fedelmy_node.training.weights import FlatModel
 from tests.support.small_recipes import NORTH, TINY, make_bench, net, samples
 
 
@@ -23,18 +26,71 @@ def assignment(member=1, epochs=3):
     return FitOrder(member=member, members=2, epochs=epochs)
 
 
-def test_is_ordinary_training_with_adam():
+ADAM = functools.partial(torch.optim.Adam, lr=0.01, weight_decay=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "make", "schedule"),
+    [
+        ({}, ADAM, None),
+        ({"clip_norm": 0.5}, ADAM, None),
+        (
+            {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine"},
+            functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+            functools.partial(lr_scheduler.CosineAnnealingLR, T_max=9),
+        ),
+        (
+            {
+                "optimizer": "sgd",
+                "momentum": 0.9,
+                "nesterov": True,
+                "learning_rate": 0.1,
+                "schedule": "step",
+                "schedule_period": 1,
+            },
+            functools.partial(
+                torch.optim.SGD, lr=0.1, weight_decay=1e-4, momentum=0.9, nesterov=True
+            ),
+            functools.partial(lr_scheduler.StepLR, step_size=3),
+        ),
+    ],
+)
+def test_is_ordinary_training(settings, make, schedule):
     """The same numbers as a plain loop over separate parameters, but for the last bits."""
-    bench, plain = make_bench(net(nn.ReLU()), validation=0), net(nn.ReLU())
+    training = Training(**{"epochs": 3, "batch_size": 16, "learning_rate": 0.01} | settings)
+    bench = make_bench(net(nn.ReLU()), validation=0, training=training)
+    plain = net(nn.ReLU())
     result = fit(bench, assignment(), bench.model.weights())
-    adam = torch.optim.Adam(plain.parameters(), lr=0.01, weight_decay=1e-4, foreach=False)
+    optimizer = make(plain.parameters(), foreach=False)
+    scheduler = schedule(optimizer) if schedule else None
     for epoch in (1, 2, 3):
         for images, labels in bench.batches.epoch((NORTH, 1, 1, epoch)):
-            adam.zero_grad()
+            optimizer.zero_grad()
             functional.cross_entropy(plain(images), labels).backward()
-            adam.step()
+            if training.clip_norm is not None:
+                nn.utils.clip_grad_norm_(plain.parameters(), training.clip_norm)
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
     wanted = torch.cat([parameter.detach().reshape(-1) for parameter in plain.parameters()])
     assert torch.allclose(result.weights.vector[: len(wanted)], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_defaults_are_the_papers_to_the_last_bit():
+    """Adam with torch's settings, a constant rate and plain cross-entropy, on the same vector."""
+    bench, plain = make_bench(net(nn.ReLU()), validation=0), FlatModel(net(nn.ReLU()))
+    result = fit(bench, assignment(), bench.model.weights())
+    parameter = nn.Parameter(plain.theta)
+    parameter.grad = plain.grad
+    adam = torch.optim.Adam(
+        [parameter], lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-4, fused=True
+    )
+    for epoch in (1, 2, 3):
+        for images, labels in bench.batches.epoch((NORTH, 1, 1, epoch)):
+            plain.grad.zero_()
+            functional.cross_entropy(plain.module(images), labels).backward()
+            adam.step()
+    assert torch.equal(result.weights.vector, plain.theta)
 
 
 def test_the_optimizer_is_fresh_for_every_fit():
@@ -210,6 +266,7 @@ def test_an_epoch_can_be_resumed_at_any_batch():
 
     class Interrupted:
         size = staticmethod(batches.size)
+        __len__ = staticmethod(batches.__len__)
 
         def epoch(self, place, *, start):
             for number, batch in enumerate(batches.epoch(place, start=start), start):
@@ -218,10 +275,72 @@ def test_an_epoch_can_be_resumed_at_any_batch():
                 yield batch
 
     module._train_epoch(
-        dataclasses.replace(bench, batches=Interrupted()), assignment(), state, None
+        dataclasses.replace(bench, batches=Interrupted()), assignment(), state, bench.objective()
     )
     assert state.batch == 1
     torch.rand(7)
-    module._train_epoch(bench, assignment(), state, None)
+    module._train_epoch(bench, assignment(), state, bench.objective())
     assert state.batch == length
     assert torch.equal(bench.model.theta, whole.weights.vector)
+
+
+def scripted(monkeypatch, accuracies):
+    """Validation that finds these accuracies, one per epoch."""
+    left = [
+        Validation(samples=(0,), right=(0,))
+        if known is None
+        else Validation(samples=(10,), right=(round(10 * known),))
+        for known in accuracies
+    ]
+    monkeypatch.setattr(module, "validate", lambda bench: left.pop(0))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "trained", "kept"),
+    [
+        ([0.5, 0.7, 0.7, 0.6, 0.9, 0.9], 4, 2),
+        ([0.5, 0.5, 0.6, 0.6, 0.7, 0.1], 6, 5),
+        ([0.5, 0.4, 0.3, 0.9, 0.9, 0.9], 3, 1),
+        ([None] * 6, 6, 6),
+    ],
+)
+def test_a_fit_stops_after_epochs_without_progress(monkeypatch, accuracies, trained, kept):
+    scripted(monkeypatch, accuracies)
+    events = []
+    training = Training(epochs=6, batch_size=16, early_stopping=2)
+    bench = make_bench(net(), training=training, events=events)
+    monkeypatch.setattr("time.monotonic", iter(range(1000)).__next__)
+    bench.progress.expect(6)
+    best = fit(bench, assignment(epochs=6), bench.model.weights())
+    epochs = [data for kind, data in events if kind is EventKind.EPOCH]
+    assert (len(epochs), best.epoch) == (trained, kept)
+    assert epochs[-1]["eta_seconds"] == 0, "nothing is left of the step"
+    assert epochs[0]["epochs"] == 6 and epochs[0]["eta_seconds"] > 0
+
+
+def test_epochs_that_are_saved_are_not_expected_from_the_next_fit(monkeypatch):
+    scripted(monkeypatch, [0.5, 0.4, 0.5, 0.6, 0.7])
+    events = []
+    training = Training(epochs=3, batch_size=16, early_stopping=1)
+    bench = make_bench(net(), training=training, events=events)
+    monkeypatch.setattr("time.monotonic", iter(range(1000)).__next__)
+    bench.progress.expect(6)
+    start = bench.model.weights()
+    fit(bench, assignment(member=1), start)
+    fit(bench, assignment(member=2), start)
+    left = [data["eta_seconds"] for kind, data in events if kind is EventKind.EPOCH]
+    assert len(left) == 5 and left[-1] == 0
+    assert left == sorted(left, reverse=True)
+
+
+def test_sam_finds_other_weights_and_keeps_the_rest_of_training():
+    events, ends = [], []
+    for rho in (0.0, 0.5):
+        training = Training(epochs=3, batch_size=16, learning_rate=0.01, sam_rho=rho)
+        network = net(nn.BatchNorm1d(8), nn.Dropout(0.2))
+        bench = make_bench(network, training=training, events=events)
+        ends.append(fit(bench, assignment(), bench.model.weights()).weights)
+    plain, sharp = ends
+    assert not torch.equal(plain.vector, sharp.vector)
+    assert sharp.rest["2.num_batches_tracked"] % 3 == 0, "three batches an epoch, each once"
+    assert len(events) == 2 * 4 + 2

@@ -1,40 +1,67 @@
-"""Our Adam is torch's, bit by bit, without what torch's imports."""
+"""Our optimizers are torch's, bit by bit, without what torch's import."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 import torch
 
 from fedelmy_node.domain.federation import Training
-from fedelmy_node.training.optimizer import Adam
+from fedelmy_node.training.optimizer import initial_state, optimizer_for
 from fedelmy_node.training.weights import FlatModel
 from tests.support.small_recipes import net
 
-TRAINING = Training(epochs=1, learning_rate=0.01, weight_decay=0.1)
+KINDS: dict[str, tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "adam": ({}, torch.optim.Adam, {}),
+    "adam with settings": (
+        {"beta1": 0.8, "beta2": 0.9, "eps": 1e-4},
+        torch.optim.Adam,
+        {"betas": (0.8, 0.9), "eps": 1e-4},
+    ),
+    "adamw": ({"optimizer": "adamw"}, torch.optim.AdamW, {}),
+    "sgd": ({"optimizer": "sgd"}, torch.optim.SGD, {}),
+    "momentum": ({"optimizer": "sgd", "momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
+    "nesterov": (
+        {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
+        torch.optim.SGD,
+        {"momentum": 0.9, "nesterov": True},
+    ),
+}
+NAMES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "step": "step"}
+NAMES |= {"momentum": "momentum_buffer"}
 
 
-def test_it_gives_the_bytes_of_torch_optim():
+def training(kind: str) -> Training:
+    return Training(epochs=1, learning_rate=0.01, weight_decay=0.1, **KINDS[kind][0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_gives_the_bytes_of_torch_optim(kind: str) -> None:
+    _, make, settings = KINDS[kind]
     ours, theirs = FlatModel(net()), FlatModel(net())
     parameter = torch.nn.Parameter(theirs.theta)
     parameter.grad = theirs.grad
-    reference = torch.optim.Adam([parameter], lr=0.01, weight_decay=0.1, fused=True)
-    adam = Adam(ours, TRAINING)
-    for seed in range(5):
+    reference = make([parameter], lr=0.01, weight_decay=0.1, fused=True, **settings)
+    optimizer = optimizer_for(ours, training(kind))
+    for seed, rate in enumerate((None, 0.02, 0.01, 0.0, 0.005)):
         gradient = torch.randn(ours.grad.shape, generator=torch.Generator().manual_seed(seed))
-        for model, optimizer in ((ours, adam), (theirs, reference)):
+        for model in (ours, theirs):
             model.grad.copy_(gradient)
-            optimizer.step()
+        reference.param_groups[0]["lr"] = 0.01 if rate is None else rate
+        optimizer.step(rate)
+        reference.step()
     assert torch.equal(ours.theta, theirs.theta)
-    assert all(
-        torch.equal(adam.state[name], reference.state[parameter][name]) for name in adam.state
-    )
+    for name, tensor in optimizer.state.items():
+        assert torch.equal(tensor, reference.state[parameter][NAMES[name]])
 
 
-def test_it_goes_on_from_a_state():
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_from_a_state(kind: str) -> None:
     one, other = FlatModel(net()), FlatModel(net())
-    first, second = Adam(one, TRAINING), Adam(other, TRAINING)
+    first, second = optimizer_for(one, training(kind)), optimizer_for(other, training(kind))
     one.grad.fill_(0.5)
     other.grad.fill_(0.5)
     first.step()
@@ -45,24 +72,36 @@ def test_it_goes_on_from_a_state():
     assert torch.equal(one.theta, other.theta)
 
 
-def test_a_step_that_overflowed_is_none():
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_overflowed_is_none(kind: str) -> None:
     model = FlatModel(net())
-    before, adam = model.theta.clone(), Adam(model, TRAINING)
+    before, optimizer = model.theta.clone(), optimizer_for(model, training(kind))
     model.grad.fill_(float("inf"))
-    adam.step(grad_scale=torch.tensor(8.0), found_inf=torch.tensor(1.0))
-    assert torch.equal(model.theta, before) and adam.state["step"] == 0
+    optimizer.step(grad_scale=torch.tensor(8.0), found_inf=torch.tensor(1.0))
+    assert torch.equal(model.theta, before)
+    assert all(not tensor.any() for tensor in optimizer.state.values())
 
 
-def test_torchs_compiler_is_not_imported():
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_form_of_a_state_is_known_without_memory_for_it(kind: str) -> None:
+    model = FlatModel(net())
+    form = initial_state(training(kind), torch.empty_like(model.theta, device="meta"))
+    state = optimizer_for(model, training(kind)).state
+    assert {name: (one.shape, one.dtype) for name, one in form.items()} == {
+        name: (one.shape, one.dtype) for name, one in state.items()
+    }
+
+
+def test_torchs_compiler_is_not_imported() -> None:
     """It costs a trainer two seconds."""
     code = (
         "import sys, torch; from torch import nn; from fedelmy_node.domain.federation import Training;"
-        "from fedelmy_node.training.optimizer import Adam; from fedelmy_node.training.weights import FlatModel;"
-        "Adam(FlatModel(nn.Linear(2, 2)), Training(epochs=1)).step(); print('torch._dynamo' in sys.modules)"
+        "from fedelmy_node.training.optimizer import OPTIMIZERS, optimizer_for;"
+        "from fedelmy_node.training.weights import FlatModel;"
+        "model = FlatModel(nn.Linear(2, 2));"
+        "[optimizer_for(model, Training(epochs=1, optimizer=name)).step() for name in OPTIMIZERS];"
+        "print(len(OPTIMIZERS), 'torch._dynamo' in sys.modules)"
     )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "False\n"
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "3 False\n"

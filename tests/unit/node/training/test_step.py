@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
 def test_prepare_describes_the_bundle_that_training_writes(trained):
     path, outcome = trained
     prepared = do(job("prepare", recipe()))
-    assert prepared.manifest == read_header(path).manifest
+    assert prepared.specs["train"].manifest == read_header(path).manifest
     assert prepared.report["bundle_bytes"] == outcome.bytes == path.stat().st_size
     assert prepared.report["parameters"] == 17_226
     assert prepared.report["samples"] == {"train": 1457, "validation": 161, "test": 179}
@@ -241,7 +241,7 @@ def test_a_narrow_wire_type_halves_the_bundle_and_not_the_learning(trained, tmp_
     first = do(job("train", narrow, output=tmp_path / "first", keep_pool=pool))
     assert prepared.report["bundle_bytes"] == first.bytes == (tmp_path / "first").stat().st_size
     assert first.bytes < 0.6 * trained[1].bytes
-    assert prepared.manifest == read_header(tmp_path / "first").manifest
+    assert prepared.specs["train"].manifest == read_header(tmp_path / "first").manifest
     kept = read_header(pool / "member-001.safetensors").manifest
     assert {tensor.dtype for tensor in kept} == {"F32"}
     second = do(job("train", narrow, site="south", output=tmp_path / "second"), tmp_path / "first")

@@ -27,6 +27,19 @@ def test_a_cpu_computes_exactly_however_long_the_step_is(fast: bool) -> None:
     assert found.dtype is None and not found.compiled and found.scale(CPU) is None
 
 
+def test_a_plan_may_ask_for_bfloat16_and_the_weights_stay_float32() -> None:
+    speed = acceleration(CPU, fast=True, batches=1, precision="bfloat16")
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        bench = replace(make_bench(net()), speed=speed)
+        order, start = FitOrder(member=1, members=1, epochs=2), bench.model.weights()
+        results.append(fit(bench, order, start).weights.vector)
+    assert torch.equal(*results) and results[0].dtype is torch.float32
+    exact = fit(replace(bench, speed=Acceleration(kind="cpu")), order, start).weights.vector
+    assert not torch.equal(results[0], exact)
+
+
 def test_a_scaled_gradient_is_the_gradient_and_an_overflow_is_no_step() -> None:
     model, scale = FlatModel(nn.Linear(3, 2)), Scale(CPU)
     optimizer = Adam(model, Training(epochs=1))

@@ -5,14 +5,8 @@ import torch
 from torch import nn
 
 from fedelmy_node.domain.errors import BundleError, TrainingError
-from fedelmy_node.training.weights import (
-    BLOCK,
-    FlatModel,
-    Pool,
-    Weights,
-    distances_between,
-    mean_weights,
-)
+from fedelmy_node.training.averaging import Pool, mean_weights
+from fedelmy_node.training.weights import BLOCK, FlatModel, Weights, distances_between
 
 
 def weights(*values, count=0, running=0.0):

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fedelmy_node.domain.artifact import BLOCK_BYTES, Offer, Parcel, Receipt
+from fedelmy_node.domain.artifact import Offer, Parcel, Receipt
+from fedelmy_node.domain.blocks import BLOCK_BYTES
 from fedelmy_node.domain.errors import FedelmyError, error_from_code
 from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
-from fedelmy_node.domain.plan_steps import Edge, StepKind
+from fedelmy_node.domain.plan_steps import Edge
+from fedelmy_node.domain.step_traits import TRAIN
 from fedelmy_node.peers.connections import TransferSlots
 from fedelmy_node.transfer import sender as sender_module
 from fedelmy_node.transfer.sender import (
@@ -31,7 +33,7 @@ EDGE = Edge(
     target=StepId("train.2@south"),
     sender=SiteName("north"),
     receiver=SiteName("south"),
-    carries=StepKind.TRAIN,
+    carries=TRAIN,
     need=StepId("train.1@north"),
 )
 DATA = b"0123456789"
@@ -65,7 +67,7 @@ class Link:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(sender_module, "TRANSFER_PAUSES", (0.01, 60.0))
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,4 @@
-"""What training minimises: the loss on a batch, and the regularisers that strategies add.
-
-With plain cross-entropy, a site without samples of a class learns that the class never occurs, and
-so unlearns what other sites taught. The prior correction adds the logarithm of the site's own class
-frequencies to the scores, in the loss only. They explain how rare a class is here, so the model
-does not have to. Validation and inference do not use them, and they never leave the site.
+"""Regularisers: terms of the objective that depend on the parameters alone.
 
 d1 is the mean distance to the pool's models, d2 the distance to its first one, m0. Neither needs
 autograd. Let o be an origin (usually m0), u = theta - o, r_t = m_t - o. The rows of one matrix R
@@ -33,31 +28,8 @@ from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from fedelmy_node.domain.federation import LossName
 from fedelmy_node.training.weights import BLOCK
-
-
-class Loss:
-    """Mean loss of a batch of scores; nothing in it waits for the device."""
-
-    def __init__(self, name: LossName, labels: Tensor, classes: int, device: torch.device) -> None:
-        self.classes: Final = classes
-        corrected = name == "prior_corrected"
-        self._log_prior = _log_prior(labels, classes).to(device) if corrected else None
-
-    def __call__(self, scores: Tensor, labels: Tensor) -> Tensor:
-        if self._log_prior is not None:
-            scores = scores + self._log_prior
-        return functional.cross_entropy(scores, labels)
-
-
-def _log_prior(labels: Tensor, classes: int) -> Tensor:
-    # Each class is counted once more, so that no frequency is 0.
-    counts = torch.bincount(labels.cpu(), minlength=classes).double() + 1
-    return (counts / counts.sum()).log().float()
-
 
 Distance = Literal["l2", "squared_l2", "l1", "cosine"]
 Compat = Literal["paper", "authors"]

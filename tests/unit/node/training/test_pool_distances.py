@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedelmy_node.training.objective import Proximal, Terms, pool_regulariser
+from fedelmy_node.training.regularisers import Proximal, Terms, pool_regulariser
 from fedelmy_node.training.weights import BLOCK
 
 

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from fedelmy_node.domain.errors import PeerError
 from fedelmy_node.domain.events import EdgeState
-from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.names import EdgeId, SiteName
+from fedelmy_node.run.decide import decide
 from fedelmy_node.run.memory import Memory, Sighting
-from fedelmy_node.run.unreachable import (
+from fedelmy_node.run.run_events import BundleReceived, NeighbourLost, Now, SendFailed, TimerFired
+from fedelmy_node.run.unreachable_policy import (
     Patience,
     heard_neighbours,
     needed_neighbours,
@@ -18,6 +20,23 @@ from fedelmy_node.run.unreachable import (
 from tests.unit.node.run.site import Site, names
 
 C = Site("c")
+
+
+def test_an_event_that_comes_when_patience_has_just_ended_does_not_stop_the_timer() -> None:
+    a = Site("a")
+    a.done("train.1@a")
+    memory = Memory()
+    for site in "bcd":
+        gone = NeighbourLost(SiteName(site), PeerError("E-PEER-UNREACHABLE", "gone"))
+        memory = decide(a.record, memory, BundleReceived(), Now(100.0, 0.0)).memory
+        memory = decide(a.record, memory, gone, Now(100.0, 0.0)).memory
+    assert memory.wake_at == 105.0
+    failed = SendFailed(EdgeId("train.1@a>train.2@b"), PeerError("E-PEER-UNREACHABLE", "gone"), 1.0)
+    memory = decide(a.record, memory, failed, Now(106.0, 6.0)).memory
+    assert memory.wake_at == 105.0
+    decision = decide(a.record, memory, TimerFired(), Now(106.0, 6.0))
+    assert decision.record.edges[EdgeId("train.1@a>train.3@c/train.2@b")].state == EdgeState.MOVING
+    assert decision.memory.wake_at is None
 
 
 def test_whom_a_site_needs_grows_with_the_absent() -> None:

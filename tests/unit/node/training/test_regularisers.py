@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedelmy_node.training.objective import LOSS_FLOOR, Terms, log_divisor, pool_regulariser
+from fedelmy_node.training.regularisers import LOSS_FLOOR, Terms, log_divisor, pool_regulariser
 from fedelmy_node.training.weights import BLOCK
 
 

@@ -9,8 +9,8 @@ from collections.abc import Set as AbstractSet
 
 from fedelmy_node.domain.events import EdgeState, StepState
 from fedelmy_node.domain.names import SiteName, StepId, site_of
-from fedelmy_node.domain.plan_steps import Edge, Route, Shortcut, Step, StepKind
-from fedelmy_node.run.inputs import ENDED, has_input, is_empty_without, open_routes
+from fedelmy_node.domain.plan_steps import Edge, Route, Shortcut, Step
+from fedelmy_node.run.inputs import ENDED, has_input, is_empty_without, open_routes, state_users
 from fedelmy_node.run.outputs import is_released, to_send
 from fedelmy_node.store.records import RunRecord
 
@@ -77,7 +77,7 @@ def dead_ends(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[Edge]:
         and edge.receiver in given_up
         and (edge.id in unsent or record.edges[edge.id].state == EdgeState.DONE)
         # While this site is busy, a site that merges may still come back and continue.
-        and not (is_busy and edge.carries == StepKind.MERGE)
+        and not (is_busy and record.slice.traits(edge.target).gathers)
     ]
 
 
@@ -95,7 +95,7 @@ def obsolete_steps(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[S
             continue
         # A merge continues without a skipped step of its own site, but not where the other sites
         # continued without this site.
-        tolerates = step.kind == StepKind.MERGE and not is_empty_without(record, step.id, ())
+        tolerates = plan.traits(step.id).gathers and not is_empty_without(record, step.id, ())
         if any(
             (need in gone and not tolerates)
             or (need not in gone and _is_lost(record, step, need, given_up, gone))
@@ -133,26 +133,32 @@ def _is_lost(
 
 def _is_left_behind(record: RunRecord, step: Step) -> bool:
     """Whether all other sites merged without a step's output, and this site has not merged yet."""
-    merges = [user.id for user in record.slice.users(step.id) if user.kind == StepKind.MERGE]
+    merges = [u.id for u in record.slice.users(step.id) if record.slice.traits(u.id).gathers]
     edges = [edge for edge in record.slice.edges_from(step.id) if not edge.skips]
     return (
         record.steps[step.id].state == StepState.DONE
-        and any(record.steps[merge].state == StepState.WAITING for merge in merges)
+        and any(_is_new(record, merge) for merge in merges)
         and bool(edges)
         and all(record.edges[edge.id].state == EdgeState.CLOSED for edge in edges)
     )
 
 
+def _is_new(record: RunRecord, step: StepId) -> bool:
+    """Whether a step waits and was never done; one that is repeated has its result in use."""
+    known = record.steps[step]
+    return known.state == StepState.WAITING and not known.sha256
+
+
 def _is_wanted(record: RunRecord, step: Step, gone: AbstractSet[StepId]) -> bool:
     """Whether any step can still use the output; a step without one serves the site itself."""
-    if step.kind == StepKind.EVALUATE:
+    if not record.slice.traits(step.id).has_output:
         return True
     leaves = bool(record.slice.edges_from(step.id))
     # A merge at this site drops what the other sites drop, so that all have the same result.
     users = [
         user.id
         for user in record.slice.users(step.id)
-        if not (leaves and user.kind == StepKind.MERGE)
+        if not (leaves and record.slice.traits(user.id).gathers)
     ]
     if not leaves and not users:
         return True
@@ -165,12 +171,13 @@ def needless_repeats(record: RunRecord) -> list[StepId]:
     for step in reversed(record.slice.ordered):
         if (
             not _is_repeated(record, step)
-            or step.kind == StepKind.DELIVER
+            or record.slice.traits(step.id).passes_on
             or not is_released(record, step.id)
         ):
             continue
         users = [user.id for user in record.slice.users(step.id)]
         users += (route.target for route in record.slice.shortcuts_from(step.id))
+        users += state_users(record, step.id)
         if all(user in found or record.steps[user].state in ENDED for user in users):
             found.add(step.id)
     return sorted(found)
