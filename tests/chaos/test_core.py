@@ -290,6 +290,16 @@ def test_two_sites_are_skipped_and_one_comes_back_after_the_receiver_has_died() 
     assert any(result(federation, name) for name in "abd")
 
 
+@known("a receiver that is done and does not need a bundle any more never releases its sender")
+def test_a_receiver_that_was_restored_is_done_without_a_bundle_that_it_had() -> None:
+    """b was restored, and skipped its merge: it does not have the bundle that it acknowledged."""
+    sent = "train.1@a>merge.1@b"
+    bench = Bench(Shape(tuple((n, Policy("skip")) for n in "ab"), "mesh 1"), "a").sees(b=told())
+    bench.steps(StepState.DONE).edges(EdgeState.DONE, sent, "train.1@b>merge.1@a")
+    over = ev.NeighbourSaid(SiteName("b"), told(RunState.DONE, closed=sent))
+    assert bench.on(over).record.state == RunState.DONE
+
+
 # --- by chance
 
 

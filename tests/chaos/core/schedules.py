@@ -309,7 +309,8 @@ class Schedule:
             found += checks.deaf(sites, self.federation.log[self._heard_at :])
         if not ending.may_repeat:
             found += checks.repeated(sites.values())
-        if ending.is_whole or not any(site.has_skipped for site in sites.values()):
+        has_skipped = self._flavour == "restored" or any(s.has_skipped for s in sites.values())
+        if ending.is_whole or not has_skipped:
             found += checks.incomplete(up, everything)
         if up and not ending.may_fail and all(site.state == RunState.DONE for site in up):
             found += checks.lost(sites.values())

@@ -185,7 +185,7 @@ def _read_checkpoints(place: Place) -> Read:
         samples = {name: count for name, count in loaded.summary.items() if name != "seconds"}
         key = job_key(job, node.workspace.inputs(record, step), samples)
         assert job.checkpoints is not None
-        found = CheckpointStore(job.checkpoints, key).load(loaded.model)
+        found = CheckpointStore(job.checkpoints, key, job.recipe.training).load(loaded.model)
         return Read(content=_progress(found), told="; ".join(found.problems))
 
 
@@ -206,7 +206,7 @@ def _progress(found: Found) -> object:
         return fits, None
     best = underway.best
     told = (best.epoch, best.accuracy, best.score, _digest(best.weights)) if best else None
-    tensors = [(name, _bytes(tensor)) for name, tensor in sorted(underway.adam.items())]
+    tensors = [(name, _bytes(tensor)) for name, tensor in sorted(underway.optimizer.items())]
     numbers = (repr(underway.order), underway.epoch, underway.batch, underway.samples)
     return fits, (numbers, _digest(underway.now), tensors, _bytes(underway.sums), told)
 
