@@ -35,6 +35,7 @@ ORDER = {
         "transfer",
         "ops",
         "run",
+        "handlers",
         "node",
         "cli",
         "__main__",
