@@ -194,14 +194,6 @@ def test_a_crash_between_commit_and_actions() -> None:
     assert federation.sites[SiteName("a")].done.most_common(1)[0][1] == 1
 
 
-# --- known faults: each test says what should happen. Remove the mark once it does.
-
-
-def known(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
-
-
-@known("a site that was skipped and comes back releases the sender too early")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_site_dies_after_its_receipt_and_the_one_before_it_has_come_back(when: str) -> None:
     """b is skipped and comes back; then c, which got the bundle of a, dies for good.
@@ -233,7 +225,6 @@ def test_a_neighbour_that_refused_the_run_falls_silent() -> None:
     assert (states(federation)["b"], result(federation, "b")) == (RunState.DONE, ["b1"])
 
 
-@known("a receipt that arrives late hides that the receiver has lost the bundle")
 def test_a_receiver_refuses_a_bundle_before_its_receipt_arrives() -> None:
     """When a gets the receipt, b has opened the edge again and said so."""
     federation = make("wait", "ab")
@@ -249,7 +240,6 @@ def test_a_receiver_refuses_a_bundle_before_its_receipt_arrives() -> None:
     assert set(states(federation).values()) == {RunState.DONE}
 
 
-@known("an edge that its skipped sender closed counts as lost, though a site before it sends")
 def test_a_merge_waits_for_an_input_that_is_sent_again() -> None:
     """The input came around a skipped site, and is damaged: it is not the end of the merge."""
     own, around = "train.3@c>merge.3@a", "train.2@b>merge.3@a/train.3@c"
@@ -275,7 +265,6 @@ def test_a_merge_that_is_repeated_keeps_the_input_of_its_own_site() -> None:
     assert decision.record.steps[StepId("train.1@a")].state == StepState.DONE
 
 
-@known("a site that comes back waits for one that will not send, and nobody can go around it")
 def test_two_sites_are_skipped_and_one_comes_back_after_the_receiver_has_died() -> None:
     """b sends around c and d; d comes back; e, which has the bundle, dies for good, as c has."""
     federation = make("skip", "abcde")
@@ -290,7 +279,6 @@ def test_two_sites_are_skipped_and_one_comes_back_after_the_receiver_has_died() 
     assert any(result(federation, name) for name in "abd")
 
 
-@known("a receiver that is done and does not need a bundle any more never releases its sender")
 def test_a_receiver_that_was_restored_is_done_without_a_bundle_that_it_had() -> None:
     """b was restored, and skipped its merge: it does not have the bundle that it acknowledged."""
     sent = "train.1@a>merge.1@b"

@@ -233,6 +233,8 @@ def edge_cases() -> Iterator[Case]:
     bench.edges(EdgeState.GIVEN_UP, "train.1@a>merge.1@b")
     back = told(RunState.DONE, settled="train.1@a>merge.1@b")
     yield bench, said("b", back), ("sender", "given-up", "settled")
+    bench = Bench(CHAIN, "b").steps(DONE, "train").edges(EdgeState.DONE, OUT).sees(c=told())
+    yield bench, said("c", told(closed=OUT)), ("sender", "done", "closed")
     bench = Bench(CHAIN, "b").steps(DONE, "train").edges(EdgeState.MOVING, OUT)
     yield bench, ev.SendUnneeded(EdgeId(OUT)), ("sender", "moving", "closed")
     for state, after in (

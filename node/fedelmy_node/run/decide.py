@@ -22,7 +22,7 @@ from fedelmy_node.domain.text import clean
 from fedelmy_node.run.actions import Decision, RemoveCheckpoints, RetrySends, RetryWatch, Warn
 from fedelmy_node.run.damaged_bundles import check_repeated, repair_inputs, repair_output
 from fedelmy_node.run.memory import Memory
-from fedelmy_node.run.neighbour_state import resend_lost
+from fedelmy_node.run.neighbour_state import missing_there, resend_lost
 from fedelmy_node.run.run_events import (
     BundleReceived,
     NeighbourCalled,
@@ -99,6 +99,7 @@ def _handle(turn: Turn, event: RunEvent) -> None:  # noqa: PLR0912 - one case pe
         case BundleReceived():
             _bundle_received(turn)
         case SendStarted():
+            turn.memory.doubted.discard(event.edge)
             turn.draft.start_edge(event.edge)
         case SendProgressed():
             _send_progressed(turn, event)
@@ -296,6 +297,9 @@ def _send_failed(turn: Turn, event: SendFailed) -> None:
 
 
 def _send_acknowledged(turn: Turn, event: SendAcknowledged) -> None:
+    if event.edge in turn.memory.doubted:
+        turn.advance()  # offers it again: a receiver that still has it answers with a receipt
+        return
     edge = _edge_out(turn.record, event.edge)
     data = {"peer": edge.receiver, "bytes": event.size, "sha256": event.sha256}
     data |= {"seconds": round(event.seconds, 3), "carries": edge.carries}
@@ -348,6 +352,7 @@ def _said(turn: Turn, site: SiteName, told: NeighbourState) -> None:
     elif record.state == RunState.RUNNING:
         if told.state == RunState.PREPARED:
             turn.actions.append(RetrySends(site))  # it may just have been approved there
+        turn.memory.doubted |= missing_there(record, site, told)
         for edge in resend_lost(turn.draft, site, told):
             message = f"{site} has lost a bundle that it acknowledged; sending it again"
             turn.actions.append(Warn(edge.source, message))

@@ -53,6 +53,10 @@ class Memory:
     """How often the bundle of an edge or a step was replaced because it was damaged."""
     refused: set[tuple[EdgeId, str]] = field(default_factory=set)
     """Received bundles that a trainer refused, by edge and digest."""
+    doubted: set[EdgeId] = field(default_factory=set)
+    """Edges whose receiver reported during the transfer that it does not have the bundle. It may
+    have said so after its receipt, which is still on its way.
+    """
     patience_end: float | None = None
     """When patience with the next unreachable neighbour ends; monotonic. It stays until the run
     advances, which skips the neighbour: no other event may remove the timer.
@@ -72,6 +76,7 @@ class Memory:
             crashes=self.crashes.copy(),
             repairs=self.repairs.copy(),
             refused=set(self.refused),
+            doubted=set(self.doubted),
         )
 
     def count_caller(self, plan_id: str, site: SiteName, *, is_open: bool) -> None:
@@ -97,6 +102,11 @@ class Memory:
         }
 
     @property
+    def left_out(self) -> set[EdgeId]:
+        """Edges to merges here whose senders have reported that they were skipped."""
+        return {edge for told in self.states.values() for edge in told.left_out}
+
+    @property
     def absent(self) -> set[SiteName]:
         """The watched neighbours that are not reachable."""
         return {site for site, seen in self.neighbours.items() if not seen.is_present}
@@ -118,3 +128,4 @@ class Memory:
         self.crashes.clear()
         self.repairs.clear()
         self.refused.clear()
+        self.doubted.clear()

@@ -13,7 +13,7 @@ from fedelmy_node.domain.artifact import Origin, Skip
 from fedelmy_node.domain.errors import RunError
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName
-from fedelmy_node.domain.plan_steps import Edge, Shortcut
+from fedelmy_node.domain.plan_steps import Edge
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.run.inputs import ENDED, is_empty_without
 from fedelmy_node.run.outputs import is_released, is_settled, is_superseded
@@ -32,7 +32,7 @@ def state_for(record: RunRecord, neighbour: SiteName, near: AbstractSet[EdgeId])
         for edge in edges_out
         if record.slice.traits(edge.target).gathers and _is_left_out(record, edge)
     ]
-    closed = [edge.id for edge in edges_in if edges[edge.id].state == EdgeState.CLOSED]
+    closed = [edge.id for edge in edges_in if _is_unused(record, edge)]
     closed += [e.id for e in edges_out if _will_not_come(record, e) and e.id not in left_out]
     return NeighbourState(
         state=record.state,
@@ -45,6 +45,12 @@ def state_for(record: RunRecord, neighbour: SiteName, near: AbstractSet[EdgeId])
         left_out=tuple(left_out),
         plan_id=plan.plan_id,
     )
+
+
+def _is_unused(record: RunRecord, edge: Edge) -> bool:
+    """Whether the bundle of an edge to this site is not used, even if it was received."""
+    is_skipped = record.steps[edge.target].state == StepState.SKIPPED
+    return is_skipped or record.edges[edge.id].state == EdgeState.CLOSED
 
 
 def _is_left_out(record: RunRecord, edge: Edge) -> bool:
@@ -90,7 +96,8 @@ def edge_after(edge: Edge, state: EdgeState, told: NeighbourState) -> EdgeState 
         receipt_lost = told.state.is_over and not met_elsewhere
         if acknowledged or unused_detour or receipt_lost:
             return EdgeState.SETTLED
-    if edge.id in told.closed and state in (EdgeState.WAITING, EdgeState.MOVING):
+    open_or_received = (EdgeState.WAITING, EdgeState.MOVING, EdgeState.DONE)
+    if edge.id in told.closed and state in open_or_received:
         return EdgeState.CLOSED
     return None
 
@@ -100,14 +107,26 @@ def _merge_without(draft: Draft, edge: Edge) -> None:
     record = draft.record
     routes = record.slice.routes_to(edge.target, edge.need)
     drop = next((r for r in routes if r.source is None and r.skips == (edge.source,)), None)
-    # Otherwise another site has the input or should have it, or the merge would have none left.
-    if not isinstance(drop, Shortcut) or is_empty_without(record, edge.target, (edge.need,)):
+    if drop is None and any(isinstance(route, Edge) and route.skips for route in routes):
+        return  # a site before the sender has the input
+    if drop is None or is_empty_without(record, edge.target, (edge.need,)):
         draft.close_edges([edge.id])
         return
     message = f"{edge.sender} reports that it was skipped"
     skip = Skip(step=edge.source, by=record.slice.site, code="E-RUN-SKIPPED", message=message)
     data = {"steps": [edge.source], "code": skip.code, "message": skip.message}
     draft.meet_need(drop, Origin(skipped=(skip,)), data)
+
+
+def missing_there(record: RunRecord, site: SiteName, told: NeighbourState) -> set[EdgeId]:
+    """The edges under way to a neighbour that does not have their bundles."""
+    return {
+        edge.id
+        for edge in record.slice.edges_out
+        if edge.receiver == site
+        and record.edges[edge.id].state == EdgeState.MOVING
+        and edge.id not in told.received
+    }
 
 
 def resend_lost(draft: Draft, site: SiteName, told: NeighbourState) -> list[Edge]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fedelmy_node.domain.events import EdgeState, StepState
-from fedelmy_node.domain.names import EdgeId, StepId
+from fedelmy_node.domain.names import EdgeId, SiteName, StepId
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.plan_steps import Edge, Route, Step
 from fedelmy_node.run.inputs import ENDED, local_source
@@ -54,10 +54,27 @@ def is_released(record: RunRecord, step: StepId) -> bool:
 
     edges = (edge for edge in record.slice.edges_from(step) if not edge.skips)
     return all(
-        record.edges[edge.id].state in (EdgeState.CLOSED, *_RELEASED)
+        record.edges[edge.id].state in _RELEASED
+        or (record.edges[edge.id].state == EdgeState.CLOSED and not _is_around(record, edge))
         or _all_behind(record, edge, releases)
         for edge in edges
     )
+
+
+def _is_around(record: RunRecord, edge: Edge) -> bool:
+    """Whether a site behind the receiver of an edge has the bundle, or is about to have it."""
+    active = (EdgeState.MOVING, EdgeState.DONE)
+    return any(
+        around.skips[-1] == edge.target and record.edges[around.id].state in active
+        for around in record.slice.edges_from(edge.source)
+        if around.skips
+    )
+
+
+def unwilling(record: RunRecord, source: StepId) -> set[SiteName]:
+    """The sites that have reported that they will not use a step's output."""
+    edges = record.slice.edges_from(source)
+    return {edge.receiver for edge in edges if record.edges[edge.id].state == EdgeState.CLOSED}
 
 
 def is_superseded(record: RunRecord, edge: Edge) -> bool:
@@ -83,6 +100,8 @@ def _all_behind(record: RunRecord, edge: Edge, holds: Callable[[Route], bool]) -
 
 def is_settled(record: RunRecord, edge: Edge) -> bool:
     """Whether the need of an edge to this site is met, and all that was made of it has arrived."""
+    if record.steps[edge.target].state == StepState.SKIPPED:
+        return False
     # A step that is done has used its input, even one that was to be repeated with another.
     is_used = record.steps[edge.target].state == StepState.DONE
     if not is_used and record.route_used(edge.target, edge.need) is None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from fedelmy_node.domain.events import EdgeState, StepState
-from fedelmy_node.domain.names import SiteName, StepId, site_of
+from fedelmy_node.domain.names import EdgeId, SiteName, StepId, site_of
 from fedelmy_node.domain.plan_steps import Edge, Route, Shortcut, Step
 from fedelmy_node.run.inputs import ENDED, has_input, is_empty_without, open_routes, state_users
-from fedelmy_node.run.outputs import is_released, to_send
+from fedelmy_node.run.outputs import is_released, to_send, unwilling
 from fedelmy_node.store.records import RunRecord
 
 
@@ -34,13 +34,14 @@ def routes_around(
         if edge.skips
         and record.edges[edge.id].state == EdgeState.WAITING
         and record.steps[edge.source].state == StepState.DONE
-        and skipped_sites(edge) <= given_up
+        and skipped_sites(edge) <= given_up | unwilling(record, edge.source)
         and not is_released(record, edge.source)
     ]
     ready = [
         route
         for route in open_routes(record)
-        if isinstance(route, Shortcut) and skipped_sites(route) <= silent
+        if isinstance(route, Shortcut)
+        and skipped_sites(route) <= silent | _unwilling(record, route)
     ]
     found += (
         route
@@ -53,6 +54,13 @@ def routes_around(
             needs = [need for step, need in dropped if step == route.target]
             found += [] if is_empty_without(record, route.target, needs) else [route]
     return found
+
+
+def _unwilling(record: RunRecord, route: Shortcut) -> set[SiteName]:
+    """The skipped sites of a shortcut that have declined what this site is still responsible for."""
+    if route.source is None or is_released(record, route.source):
+        return set()
+    return unwilling(record, route.source)
 
 
 def _lacks_more(
@@ -81,8 +89,12 @@ def dead_ends(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[Edge]:
     ]
 
 
-def obsolete_steps(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[StepId]:
+def obsolete_steps(
+    record: RunRecord, given_up: AbstractSet[SiteName], left_out: AbstractSet[EdgeId]
+) -> list[StepId]:
     """The steps to skip because the other sites continued without them.
+
+    `left_out`: edges whose senders have reported that they were skipped.
 
     A step that was done before and is repeated because its output was damaged is not one of them:
     other sites have its work.
@@ -98,7 +110,7 @@ def obsolete_steps(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[S
         tolerates = plan.traits(step.id).gathers and not is_empty_without(record, step.id, ())
         if any(
             (need in gone and not tolerates)
-            or (need not in gone and _is_lost(record, step, need, given_up, gone))
+            or (need not in gone and _is_lost(record, step, need, given_up, left_out, gone))
             for need in step.needs
         ):
             gone.add(step.id)
@@ -115,6 +127,7 @@ def _is_lost(
     step: Step,
     need: StepId,
     given_up: AbstractSet[SiteName],
+    left_out: AbstractSet[EdgeId],
     gone: AbstractSet[StepId],
 ) -> bool:
     """Whether a need can never be met: the sites that should send it continued without this one."""
@@ -122,12 +135,20 @@ def _is_lost(
         return False
     routes = record.slice.routes_to(step.id, need)
     own, *around = [route for route in routes if isinstance(route, Edge)]
-    closed = {r.id: record.edges[r.id].state == EdgeState.CLOSED for r in (own, *around)}
-    # The step of this site that could have replaced it was skipped too.
-    nothing_here = any(isinstance(route, Shortcut) and route.source in gone for route in routes)
-    return closed[own.id] or (
-        (nothing_here or any(closed.values()))
-        and all(closed[route.id] or route.sender in given_up for route in (own, *around))
+    if record.edges[own.id].state == EdgeState.CLOSED:
+        return True
+    closed = {r.id for r in (own, *around) if record.edges[r.id].state == EdgeState.CLOSED}
+    closed |= {own.id} & left_out
+    here = [r.source for r in routes if isinstance(r, Shortcut) and r.source is not None]
+    if any(
+        record.steps[source].state == StepState.DONE
+        for source in here
+        if not is_released(record, source)
+    ):
+        return False  # this site can still replace it
+    nothing_here = any(source in gone for source in here)
+    return (nothing_here or bool(closed)) and all(
+        route.id in closed or route.sender in given_up for route in (own, *around)
     )
 
 
@@ -183,12 +204,14 @@ def needless_repeats(record: RunRecord) -> list[StepId]:
     return sorted(found)
 
 
-def impossible_repeat(record: RunRecord, given_up: AbstractSet[SiteName]) -> StepId | None:
+def impossible_repeat(
+    record: RunRecord, given_up: AbstractSet[SiteName], left_out: AbstractSet[EdgeId]
+) -> StepId | None:
     """A step that must be repeated, but whose input no site can send again."""
     gone = {step for step, known in record.steps.items() if known.state == StepState.SKIPPED}
     for step in record.slice.steps:
         if _is_repeated(record, step) and any(
-            _is_lost(record, step, need, given_up, gone) for need in step.needs
+            _is_lost(record, step, need, given_up, left_out, gone) for need in step.needs
         ):
             return step.id
     return None

@@ -125,7 +125,7 @@ class Turn:
 
     def _skip_obsolete(self) -> FedelmyError | None:
         """Skip the steps that other sites continued without; return why the run fails, if so."""
-        while steps := obsolete_steps(self.record, self._patience.given_up):
+        while steps := obsolete_steps(self.record, self._patience.given_up, self.memory.left_out):
             self.actions.append(DropSteps(steps))
             self.draft.skip_steps(steps, "the other sites continued without it")
         for step in needless_repeats(self.record):
@@ -139,7 +139,7 @@ class Turn:
                 sha256 = delivered_bundle(self.record, deliver).sha256
                 if (error := check_repeated(self.record, deliver.id, sha256)) is not None:
                     return error
-        lost = impossible_repeat(self.record, self._patience.given_up)
+        lost = impossible_repeat(self.record, self._patience.given_up, self.memory.left_out)
         if lost is None:
             return None
         message = f"{lost} has to be repeated, but no site can send its input again"

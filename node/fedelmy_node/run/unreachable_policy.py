@@ -17,7 +17,7 @@ from fedelmy_node.domain.plan_steps import Edge
 from fedelmy_node.domain.reports import Absent
 from fedelmy_node.run.inputs import open_routes
 from fedelmy_node.run.memory import Memory
-from fedelmy_node.run.outputs import is_released
+from fedelmy_node.run.outputs import is_released, unwilling
 from fedelmy_node.run.routes_around import skipped_sites
 from fedelmy_node.store.records import RunRecord
 
@@ -35,7 +35,7 @@ def needed_neighbours(record: RunRecord, absent: AbstractSet[SiteName]) -> set[S
         state = record.edges[edge.id].state
         is_open = state != EdgeState.SETTLED and not is_released(record, edge.source)
         is_used = not edge.skips or state != EdgeState.WAITING
-        if is_open and (is_used or skipped_sites(edge) <= absent | _unwilling(record, edge)):
+        if is_open and (is_used or skipped_sites(edge) <= absent | unwilling(record, edge.source)):
             found.add(edge.receiver)
     return found
 
@@ -45,12 +45,6 @@ def _declined(record: RunRecord, edge: Edge) -> set[SiteName]:
     routes = record.slice.routes_to(edge.target, edge.need)
     closed = (route for route in routes if record.edges[route.id].state == EdgeState.CLOSED)
     return {route.sender for route in closed if isinstance(route, Edge)}
-
-
-def _unwilling(record: RunRecord, edge: Edge) -> set[SiteName]:
-    """The sites that have reported that they will not use the output that an edge carries."""
-    edges = record.slice.edges_from(edge.source)
-    return {known.receiver for known in edges if record.edges[known.id].state == EdgeState.CLOSED}
 
 
 def heard_neighbours(record: RunRecord) -> set[SiteName]:
@@ -128,8 +122,11 @@ class Patience:
         """Why steps are skipped: for the receivers of the bundle, and for the journal."""
         skips = []
         for step in steps:
-            absent = self._over[site_of(step)]
-            message = f"{absent.site} was unreachable for {absent.seconds:.0f} s: {absent.message}"
-            skips.append(Skip(step=step, by=self._by, code=absent.code, message=message[:400]))
+            absent = self._over.get(site_of(step))
+            code, message = "E-RUN-SKIPPED", f"{site_of(step)} reports that it was skipped"
+            if absent is not None:
+                seconds, code = f"{absent.seconds:.0f} s", absent.code
+                message = f"{absent.site} was unreachable for {seconds}: {absent.message}"
+            skips.append(Skip(step=step, by=self._by, code=code, message=message[:400]))
         data = {"steps": list(steps), "code": skips[0].code, "message": skips[0].message}
         return Origin(skipped=tuple(skips)), data
