@@ -146,15 +146,15 @@ Case = tuple[Bench, ev.RunEvent, tuple[str, str, str]]
 
 def run_cases() -> Iterator[Case]:
     aborted = told(RunState.ABORTED)
-    for state in (RunState.PENDING, RunState.PREPARED, RunState.FAILED):
+    for state in (RunState.PENDING, RunState.PREPARED, RunState.FAILED, RunState.EXPIRED):
         bench = Bench(CHAIN, "b", state).steps(StepState.FAILED, "train").sees(a=told())
         yield bench, said("a", aborted), ("run", state, "aborted")
         yield bench, cancelled(bench), ("run", state, "cancelled")
     for state in (RunState.PENDING, RunState.PREPARED):
         yield Bench(CHAIN, "b", state), ev.RunExpired(), ("run", state, "expired")
         yield Bench(CHAIN, "b", state), ev.PlanRefused("no"), ("run", state, "cancelled")
-    bench = Bench(CHAIN, "b", RunState.EXPIRED)
-    yield bench, cancelled(bench), ("run", "expired", "cancelled")
+    bench = Bench(CHAIN, "b", RunState.EXPIRED).sees(a=told())
+    yield bench, said("a", told()), ("run", "expired", "running")
     for state in (RunState.PREPARED, RunState.EXPIRED):
         for event in (ev.BundleReceived(), ev.Restarted()):
             bench = Bench(CHAIN, "b", state).edges(EdgeState.DONE, IN)

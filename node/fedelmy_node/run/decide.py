@@ -58,6 +58,8 @@ _ATTEMPTS: Final = 3
 _NEAR_SECONDS: Final = 30.0
 """A neighbour whose input is due within this time is told, and starts its trainer."""
 _BEGUN: Final = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
+_MAY_BEGIN: Final = (RunState.PREPARED, RunState.EXPIRED)
+"""Here a run begins once it has begun elsewhere, unless it is not approved."""
 _ANOTHER_PLAN: Final = (
     "Cancel it with `fedelmy-launch cancel`, which asks the sites for the plan first."
 )
@@ -272,7 +274,7 @@ def _bundle_received(turn: Turn) -> None:
     record = turn.record
     if record.is_unapproved:
         return
-    if record.state in (RunState.PREPARED, RunState.EXPIRED):
+    if record.state in _MAY_BEGIN:
         turn.continue_run()
     else:
         turn.advance()
@@ -347,7 +349,7 @@ def _said(turn: Turn, site: SiteName, told: NeighbourState) -> None:
     record = turn.record
     if told.state == RunState.ABORTED:
         turn.end(RunState.ABORTED, "E-RUN-ABORTED", told.message)
-    elif record.state == RunState.PREPARED and told.state in _BEGUN:
+    elif told.state in _BEGUN and record.state in _MAY_BEGIN and not record.is_unapproved:
         turn.continue_run()
     elif record.state == RunState.RUNNING:
         if told.state == RunState.PREPARED:
@@ -372,8 +374,11 @@ def _neighbour_lost(turn: Turn, event: NeighbourLost) -> None:
 
 def _neighbour_called(turn: Turn, event: NeighbourCalled) -> None:
     turn.memory.count_caller(event.plan_id, event.site, is_open=event.is_open)
+    is_ours = event.plan_id in ("", turn.memory.plan_id)
+    if event.is_open and is_ours and turn.record.state == RunState.EXPIRED:
+        turn.watch()  # the run may have begun elsewhere
     seen = turn.memory.neighbours.get(event.site)
-    if seen is not None and event.plan_id in ("", turn.memory.plan_id):
+    if seen is not None and is_ours:
         if event.is_open:
             turn.actions.append(RetryWatch(event.site))
         turn.see(event.site, seen, None)

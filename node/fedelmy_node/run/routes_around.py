@@ -90,7 +90,7 @@ def dead_ends(record: RunRecord, given_up: AbstractSet[SiteName]) -> list[Edge]:
 
 
 def obsolete_steps(
-    record: RunRecord, given_up: AbstractSet[SiteName], left_out: AbstractSet[EdgeId]
+    record: RunRecord, given_up: AbstractSet[SiteName], left_out: AbstractSet[EdgeId] = frozenset()
 ) -> list[StepId]:
     """The steps to skip because the other sites continued without them.
 
@@ -205,7 +205,7 @@ def needless_repeats(record: RunRecord) -> list[StepId]:
 
 
 def impossible_repeat(
-    record: RunRecord, given_up: AbstractSet[SiteName], left_out: AbstractSet[EdgeId]
+    record: RunRecord, given_up: AbstractSet[SiteName], left_out: AbstractSet[EdgeId] = frozenset()
 ) -> StepId | None:
     """A step that must be repeated, but whose input no site can send again."""
     gone = {step for step, known in record.steps.items() if known.state == StepState.SKIPPED}

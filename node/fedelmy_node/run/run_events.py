@@ -126,7 +126,7 @@ class BundleReceived:
 
 @dataclass(frozen=True, slots=True)
 class SendStarted:
-    """The first attempt of a transfer begins."""
+    """An attempt of a transfer begins."""
 
     edge: EdgeId
 

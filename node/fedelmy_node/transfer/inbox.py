@@ -61,13 +61,16 @@ def check_origin(record: RunRecord, edge: Edge, origin: Origin) -> None:
 
 
 def _check_begun(record: RunRecord, edge: Edge, step: StepId) -> None:
-    """Refuse work of this site that it has not begun; after a restore, it may have to repeat it."""
+    """Refuse work of this site that it has not begun; after a restore, it may have to repeat it.
+
+    A restored site may also have skipped a step that it had done before, and cannot know.
+    """
     known = record.steps.get(step)
     if known is None:
         return
     if not record.slice.traits(step).trains:
         raise _false(edge, f"it names {step} as having trained the model")
-    if not known.started_at and known.state != StepState.DONE:
+    if not known.started_at and known.state not in _ENDED:
         message = f"the offer includes {step}, which this site has not done"
         raise TransferError("E-TRANSFER-SEQUENCE", message)
 

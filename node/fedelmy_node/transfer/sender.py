@@ -37,7 +37,7 @@ _DOUBTFUL_CODES: Final = frozenset({"E-STORE-DAMAGED", "E-TRANSFER-HASH", "E-PEE
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first attempt begins: a transfer slot is free."""
+    """An attempt begins: a transfer slot is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,10 @@ class Sender:
         self._wake.set()
 
     def _run(self) -> None:
-        backoff, first = Backoff(TRANSFER_PAUSES), True
+        backoff = Backoff(TRANSFER_PAUSES)
         while not self._stopped.is_set():
             with self._slots.taken(self._stopped) as mine:
-                if first and mine:
-                    first = False
+                if mine:
                     self._notify(Started())
                 begun, self._progressed, self._begun_at = time.monotonic(), False, None
                 outcome = (self._damage() or self._attempt()) if mine else None

@@ -205,6 +205,7 @@ class Network:
                 self._post(site, sender, ev.SendProgressed(edge, 1, sender.offer.size))
             return
         sender.is_paused = isinstance(event, ev.SendFailed)
+        sender.is_started = not sender.is_paused
         sender.last = None if sender.is_paused else event
         self._post(site, sender, event)
 

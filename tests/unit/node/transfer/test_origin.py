@@ -127,8 +127,14 @@ def test_what_cannot_be_true_is_refused_for_good(
     assert caught.value.code == "E-TRANSFER-OFFER" and _is_final(caught.value)
 
 
-def test_work_of_this_site_is_in_no_bundle_before_it_was_begun(journal: Journal) -> None:
-    """The sender asks again: after a restore, the step may have to be done once more."""
+@pytest.mark.parametrize("state", [StepState.RUNNING, StepState.SKIPPED])
+def test_work_of_this_site_is_in_no_bundle_before_it_was_begun(
+    journal: Journal, state: StepState
+) -> None:
+    """The sender asks again: after a restore, the step may have to be done once more.
+
+    If this site has skipped the step instead, it cannot know what it had done before.
+    """
     edge, told = (
         "train.5@b>train.6@c",
         origin("train.1@a", "train.2@b", "train.3@c", "train.4@a", "train.5@b"),
@@ -136,7 +142,7 @@ def test_work_of_this_site_is_in_no_bundle_before_it_was_begun(journal: Journal)
     with pytest.raises(TransferError, match=r"train\.3@c.*has not done") as caught:
         check(journal, RING, edge, told)
     assert caught.value.code == "E-TRANSFER-SEQUENCE" and not _is_final(caught.value)
-    set_step(journal, RING.run, StepId("train.3@c"), StepState.RUNNING)
+    set_step(journal, RING.run, StepId("train.3@c"), state)
     check(journal, RING, edge, told)
 
 

@@ -138,7 +138,7 @@ def test_what_can_never_work_is_told_at_once(code: str) -> None:
 def test_a_fault_is_tried_again_and_the_edge_not_forgotten() -> None:
     link = Link([ValueError("a bug")])  # type: ignore[list-item]
     told = carry(link)
-    assert [type(item) for item in told] == [Started, Retrying, BytesSent, Delivered]
+    assert [type(item) for item in told] == [Started, Retrying, Started, BytesSent, Delivered]
     assert isinstance(told[1], Retrying) and told[1].error.code == "E-INTERNAL"
 
 
