@@ -154,7 +154,8 @@ class Simulation:
     def _execute(
         job: Job, inputs: tuple[Input, ...], emit: Callable[[EventKind, Mapping[str, Any]], None]
     ) -> Outcome:
-        from fedelmy_node.training.step import load, run  # imports torch
+        from fedelmy_node.training.loading import load  # imports torch
+        from fedelmy_node.training.step import run
 
         return run(load(job), inputs, emit)
 

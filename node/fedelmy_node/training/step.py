@@ -1,16 +1,13 @@
-"""One job, from its description to its outcome; the trainer process and simulation call this.
+"""Run a loaded job: from its inputs to its outcome. Trainer processes and simulation call this.
 
-load   everything that does not need the inputs: torch, device, data, model
-run    the computation; a fresh process and one that ran other jobs give the same bytes
+A fresh process and one that ran other jobs give the same bytes.
 """
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -20,10 +17,10 @@ from torch import Tensor, nn
 from fedelmy_node.bundle.verification import check_bundle
 from fedelmy_node.config.registry import BUILT_IN
 from fedelmy_node.domain.artifact import BundleSpec
-from fedelmy_node.domain.errors import BundleError, ConfigError, FedelmyError, RunError
+from fedelmy_node.domain.errors import BundleError, FedelmyError, RunError
 from fedelmy_node.domain.events import EventKind
-from fedelmy_node.domain.federation import Training, WireDtype
-from fedelmy_node.domain.step_traits import DELIVER, MODEL, STATE, TRAIN
+from fedelmy_node.domain.federation import WireDtype
+from fedelmy_node.domain.step_traits import MODEL, STATE
 from fedelmy_node.store.durable_files import check_intact
 from fedelmy_node.training import models, strategies
 from fedelmy_node.training.batches import Batches, eval_batches
@@ -38,113 +35,25 @@ from fedelmy_node.training.bundle_file import (
 from fedelmy_node.training.checkpoint import job_key
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.checkpointing import Checkpoints
-from fedelmy_node.training.context import Artifact, Context, Outputs, Specs
-from fedelmy_node.training.data.samples import available_bytes
-from fedelmy_node.training.data.site_data import SiteData, open_data
-from fedelmy_node.training.distributed import ALONE, Ranks, rendezvous_file
+from fedelmy_node.training.context import Artifact, Context, Outputs
+from fedelmy_node.training.distributed import Ranks, rendezvous_file
 from fedelmy_node.training.epoch_counter import Progress
 from fedelmy_node.training.evaluation.features import embedding
 from fedelmy_node.training.evaluation.result_models import one_model, result_module
 from fedelmy_node.training.evaluation.scoring import evaluate
 from fedelmy_node.training.fit import Bench, fit, validate
 from fedelmy_node.training.frozen_features import head_bench
-from fedelmy_node.training.job import PREPARE, DataSpec, Emit, Input, Job, Outcome
+from fedelmy_node.training.job import Emit, Input, Outcome
+from fedelmy_node.training.loading import Loaded, device_for, set_determinism
 from fedelmy_node.training.loss import Loss
-from fedelmy_node.training.models import build
-from fedelmy_node.training.models.trainable import frozen_names
-from fedelmy_node.training.models.weights_file import load_weights
 from fedelmy_node.training.operations import Operation
-from fedelmy_node.training.seeds import derive
 from fedelmy_node.training.stop_signal import StopSignal
-from fedelmy_node.training.strategies import operations_of, result_of, settings_for
-from fedelmy_node.training.torch_runtime import acceleration, keep_freed_memory
-from fedelmy_node.training.weights import FlatModel, Weights, distances_between
+from fedelmy_node.training.strategies import operations_of, result_of
+from fedelmy_node.training.torch_runtime import acceleration
+from fedelmy_node.training.weights import Weights, distances_between
 
 _MAX_COMPARED: Final = 64
 """Larger pools get no table of distances: it would be unreadable."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Loaded:
-    """A job whose data and model are in memory."""
-
-    job: Job
-    settings: object
-    """The strategy's settings, validated."""
-    operation: Operation | None
-    """None: the job is to prepare."""
-    opened: SiteData | None
-    """The site's samples; None if the operation does not read them."""
-    model: FlatModel
-    """On the job's device; for prepare on the meta device, without values."""
-    initial: Weights
-    """Random values from the run's seed, shared by all sites unless each has its own."""
-    specs: Specs
-    new: tuple[str, ...]
-    """Tensors with random values although the recipe starts from weights: a head, or none."""
-    seconds: float
-    """How long loading took."""
-    ranks: Ranks = ALONE
-
-    @property
-    def data(self) -> SiteData:
-        assert self.opened is not None, "this operation reads no samples"
-        return self.opened
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        data = self.data
-        sizes = {"train": len(data.train), "validation": len(data.validation)}
-        return {**sizes, "test": len(data.test)}
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The data of a READY event."""
-        return {**(self.sizes if self.opened else {}), "seconds": round(self.seconds, 3)}
-
-    def operation_of(self, name: str) -> Operation:
-        """Return the operation that made a bundle; a delivered one is the run's result."""
-        strategy = self.job.recipe.strategy.name
-        name = result_of(strategy).operation or TRAIN if name == DELIVER else name
-        operations = operations_of(strategy)
-        if name not in operations:
-            raise RunError("E-RUN-PLAN", f"strategy {strategy!r} has no operation {name[:40]!r}")
-        return operations[name]
-
-
-def load(job: Job, ranks: Ranks = ALONE) -> Loaded:
-    """Do everything that does not need the step's inputs."""
-    began = time.monotonic()
-    keep_freed_memory()
-    recipe, device = job.recipe, _device(job.device, ranks)
-    _set_determinism(device, recipe.training, ranks)
-    settings = settings_for(recipe.strategy)
-    operations = operations_of(recipe.strategy.name)
-    if job.kind != PREPARE and job.kind not in operations:
-        message = f"strategy {recipe.strategy.name!r} has no operation {job.kind[:40]!r}"
-        raise RunError("E-RUN-PLAN", message)
-    operation = operations.get(job.kind)
-    seed = None if operation is None else _initial_seed(job)
-    module = build(recipe.model, recipe.task, seed, code=job.code)
-    new = load_weights(module, recipe.model, recipe.task, job.weights, seed)
-    frozen = frozen_names(module, recipe.model, recipe.task)
-    model = FlatModel(module if seed is None else module.to(device), frozen)
-    opened = None
-    if operation is None or operation.traits.reads_data:
-        data = _per_process(job.data, ranks)
-        opened = open_data(data, recipe.task, seed=recipe.seed, site=job.site)
-    return Loaded(
-        job=job,
-        settings=settings,
-        operation=operation,
-        opened=opened,
-        model=model,
-        initial=model.weights(),
-        specs=Specs(recipe=recipe, settings=settings, module=model.state_dict()),
-        new=new,
-        seconds=time.monotonic() - began,
-        ranks=ranks,
-    )
 
 
 def run(
@@ -154,7 +63,7 @@ def run(
     job, ranks = loaded.job, loaded.ranks
     _check_intact(inputs)
     # Again, because other jobs may have run in between.
-    _set_determinism(_device(job.device, ranks), job.recipe.training, ranks)
+    set_determinism(device_for(job.device, ranks), job.recipe.training, ranks)
     if loaded.opened is not None and loaded.opened.left_out:
         files = f"{loaded.opened.left_out} file(s) of this site's data"
         message = f"{files} cannot be read and are left out"
@@ -183,7 +92,7 @@ def _prepare(loaded: Loaded) -> Outcome:
         "left_out": data.left_out,
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "device": str(_device(job.device, Ranks(job.processes - 1, job.processes))),
+        "device": str(device_for(job.device, Ranks(job.processes - 1, job.processes))),
         "parameters": loaded.model.parameters,
         "bundle_bytes": max(
             bundle_bytes(groups, recipe.wire_dtype, recipe.model.frozen) for groups in made.values()
@@ -202,7 +111,7 @@ def _prepare(loaded: Loaded) -> Outcome:
     if job.trial:
         from fedelmy_node.training.trial import trial  # rarely needed
 
-        report["trial"] = trial(job, data, _device(job.device))
+        report["trial"] = trial(job, data, device_for(job.device))
     specs = {name: _bundle_spec(groups, loaded) for name, groups in made.items()}
     return Outcome(specs=specs, report=report, private=data.unreadable)
 
@@ -421,39 +330,3 @@ def _keep_member(loaded: Loaded, member: int, weights: Weights) -> None:
         path = directory / f"member-{member:03d}.safetensors"
         groups = {MODEL: loaded.model.state_dict()}
         write_bundle(path, groups, "float32", loaded.job.recipe.model.frozen)
-
-
-def _device(name: str, ranks: Ranks = ALONE) -> torch.device:
-    """The named device, which must exist; `auto` is the GPU if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
-        hint = "Use cpu, cuda, cuda:N or auto."
-        raise ConfigError("E-CONFIG-DEVICE", f"{name!r} is not a device", hint=hint)
-    device = ranks.device(torch.device(name))
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        message = f"this machine has no device '{device}' that torch can use"
-        raise ConfigError("E-CONFIG-DEVICE", message)
-    return device
-
-
-def _set_determinism(device: torch.device, training: Training, ranks: Ranks) -> None:
-    """A CPU gives reproducible bytes; a GPU keeps its speed."""
-    torch.set_num_threads(max(1, training.threads // ranks.count))
-    torch.use_deterministic_algorithms(device.type == "cpu")
-    # Filling new tensors with NaN is for debugging, and costs a pass over memory each time.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def _per_process(data: DataSpec, ranks: Ranks) -> DataSpec:
-    """Divide the memory limit: each of several processes holds all samples."""
-    if ranks.count == 1:
-        return data
-    memory = available_bytes() // 2 if data.memory_bytes is None else data.memory_bytes
-    return replace(data, memory_bytes=memory // ranks.count)
-
-
-def _initial_seed(job: Job) -> int:
-    """The initial model's seed: shared by all sites, or each site's own."""
-    own = () if job.recipe.model.initial == "shared" else (job.site,)
-    return derive(job.recipe.seed, "init", *own)

@@ -137,7 +137,8 @@ def _do(pipe: DaemonPipe, stop: StopSignal, rank: int = 0, about: str = "") -> N
     team = Team(job, about, partial(_fail_together, pipe)) if count > 1 and rank == 0 else None
     # Importing torch takes seconds, so validate the job first.
     from fedelmy_node.training.distributed import Ranks
-    from fedelmy_node.training.step import load, run
+    from fedelmy_node.training.loading import load
+    from fedelmy_node.training.step import run
 
     loaded = load(job, Ranks(rank, count))
     pipe.send({"ready": loaded.summary})

@@ -45,7 +45,8 @@ from fedelmy_node.store.records import RunRecord
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.checkpoint import Found, job_key
 from fedelmy_node.training.checkpoint_store import CheckpointStore
-from fedelmy_node.training.step import Loaded, load, run
+from fedelmy_node.training.loading import Loaded, load
+from fedelmy_node.training.step import run
 from fedelmy_node.training.weights import Weights
 from fedelmy_node.transfer.inbox import Inbox
 from fedelmy_node.transfer.outbox import Outbox

@@ -33,8 +33,9 @@ from fedelmy_node.training.data.sources import load_source
 from fedelmy_node.training.evaluation.result_models import one_model, result_module
 from fedelmy_node.training.evaluation.scoring import evaluate
 from fedelmy_node.training.job import DataSpec, Input, Job
+from fedelmy_node.training.loading import load
 from fedelmy_node.training.operations import Result
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.step import run
 from fedelmy_node.training.strategies import result_of
 
 Picture = Path | str | NDArray[Any] | Image.Image | Tensor

@@ -17,7 +17,8 @@ from fedelmy_node.domain.event_data import check_event_data
 from fedelmy_node.domain.events import Event, EventKind
 from fedelmy_node.domain.names import SiteName, run_id
 from fedelmy_node.ops.doctor.training_checks import Inspection, examine_work
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.step import run
 from fedelmy_node.training.stop_signal import StopSignal, Terminated
 from tests.fuzz import scene
 from tests.support.federations import make_plan

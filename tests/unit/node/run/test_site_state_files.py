@@ -38,7 +38,8 @@ from fedelmy_node.store.records import Prepared, RunRecord
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.bundle_file import read_bundle
 from fedelmy_node.training.job import DataSpec, Outcome
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.step import run
 from tests.support import methods
 from tests.support.federations import make_plan
 

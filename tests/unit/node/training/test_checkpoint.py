@@ -29,7 +29,8 @@ from fedelmy_node.training.checkpoint import job_key
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.checkpointing import Checkpoints
 from fedelmy_node.training.context import Context, Outputs
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.step import run
 from fedelmy_node.training.stop_signal import StopSignal, Terminated
 from fedelmy_node.training.strategies.fedelmy import Settings, train
 from tests.support.small_recipes import bundles, job, make_bench, net, recipe

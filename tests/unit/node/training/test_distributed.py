@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from fedelmy_node.config.decode import encode
 from fedelmy_node.domain.federation import Training
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.step import run
 from tests.support.small_recipes import job, recipe
 from tests.unit.node.training.test_trainer import PATIENCE, Daemon, begin, wait_for
 

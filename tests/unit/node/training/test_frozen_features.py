@@ -14,7 +14,8 @@ from fedelmy_node.domain.federation import Recipe
 from fedelmy_node.training import frozen_features
 from fedelmy_node.training.feature_cache import FeatureCache
 from fedelmy_node.training.job import CacheSpec, DataSpec, Job
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.step import run
 from fedelmy_node.training.torch_runtime import Acceleration
 from tests.support.small_recipes import job
 from tests.support.small_weights import frozen_recipe, make_weights, save_images

@@ -23,8 +23,9 @@ from fedelmy_node.training.evaluation.inference import (
     export_model,
     load_model,
 )
+from fedelmy_node.training.loading import load
 from fedelmy_node.training.models import build
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.step import run
 from tests.support.small_recipes import job, recipe, task
 
 

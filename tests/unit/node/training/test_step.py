@@ -14,7 +14,8 @@ from fedelmy_node.domain.event_data import check_result
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import ModelSpec, Training
 from fedelmy_node.training.bundle_file import read_bundle, write_bundle
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.step import run
 from tests.support.small_recipes import bundles, job, recipe, task
 
 

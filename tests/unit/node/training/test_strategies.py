@@ -12,7 +12,8 @@ from fedelmy_node.config.consent_table import Consent
 from fedelmy_node.domain.errors import BundleError, ConfigError, RunError
 from fedelmy_node.domain.federation import Recipe, StrategySpec
 from fedelmy_node.training.bundle_file import read_bundle, write_bundle
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.step import run
 from fedelmy_node.training.strategies import is_weighted, settings_for
 from tests.support.small_recipes import bundles, job, recipe
 

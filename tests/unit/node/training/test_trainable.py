@@ -26,11 +26,12 @@ from fedelmy_node.training.evaluation.inference import (
     load_result,
 )
 from fedelmy_node.training.job import DataSpec, Job
+from fedelmy_node.training.loading import Loaded, load
 from fedelmy_node.training.models import build
 from fedelmy_node.training.models.trainable import freeze, frozen_names
 from fedelmy_node.training.models.weights_file import load_weights
 from fedelmy_node.training.seeds import derive
-from fedelmy_node.training.step import Loaded, load, run
+from fedelmy_node.training.step import run
 from tests.support.small_recipes import NORTH, bundles, job
 from tests.support.small_weights import frozen_recipe, image_task, make_weights, save_images
 

@@ -13,7 +13,8 @@ import pytest
 from fedelmy_node.config.decode import decode, encode
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.training.job import Outcome
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.step import run
 from tests.support.small_recipes import job, recipe
 
 PATIENCE = 60

@@ -19,7 +19,8 @@ from fedelmy_node.training.bundle_file import read_bundle
 from fedelmy_node.training.data.site_data import open_data
 from fedelmy_node.training.evaluation.inference import evaluate_model, export_model, load_model
 from fedelmy_node.training.job import DataSpec
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.step import run
 from tests.support.small_recipes import NORTH, job, recipe
 
 VECTORS = Task(classes=("a", "b"), input=InputFormat(kind="vector", height=1, width=6, channels=1))

@@ -17,7 +17,8 @@ from fedelmy_node.domain.names import SiteName
 from fedelmy_node.training.data.samples import Storage, available_bytes
 from fedelmy_node.training.data.site_data import SiteData, open_data
 from fedelmy_node.training.job import DataSpec
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.step import run
 from tests.support.small_recipes import job, recipe, task
 
 NORTH = SiteName("north")
