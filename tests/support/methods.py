@@ -194,8 +194,19 @@ _ENSEMBLE = Result(kind="ensemble", operation="collect")
 VOTES = _method(_ENSEMBLE, _collected, train=STATEFUL, collect=COLLECT)
 MIXES = _method(train=MIXED)
 LIES = _method(train=replace(MIXED, run=_liar))
+FORGETS = _method(train=replace(PLAIN, run=_with_state))
 DISTILS = _method(Result(operation="distil"), _distilled, train=PLAIN, distil=DISTIL)
 PERSONAL = _method(Result(is_personal=True), _alone, train=PLAIN)
 SECRET = _method(train=replace(PLAIN, traits=Traits(trains=True, leaves="")))
 SCALES = _method(SCALED, train=replace(PLAIN, output=_scaled_spec))
-METHODS: Final = ("remembers", "votes", "mixes", "lies", "distils", "personal", "secret", "scales")
+METHODS: Final = (
+    "remembers",
+    "votes",
+    "mixes",
+    "lies",
+    "forgets",
+    "distils",
+    "personal",
+    "secret",
+    "scales",
+)

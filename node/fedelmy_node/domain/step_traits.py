@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.names import StepId
 
 TRAIN: Final = "train"
@@ -34,7 +35,7 @@ class Traits:
     reads_data: bool = True
     """Uses the site's samples."""
     trains: bool = False
-    """Counts as a contribution of its site to the result."""
+    """Counts as a contribution of its site to the result; reads data and has an output."""
     gathers: bool = False
     """Continues without the inputs of skipped sites; if it is skipped, nothing replaces it."""
     has_output: bool = True
@@ -45,6 +46,13 @@ class Traits:
     """What its output tells the sites that receive it; empty: it may not leave its site."""
     keeps_state: bool = False
     """Leaves a state for the next step of the run at the same site; only steps that train do."""
+
+    def __post_init__(self) -> None:
+        if self.trains and not (self.reads_data and self.has_output):
+            message = "an operation that trains must have reads_data and has_output"
+            raise ConfigError("E-CONFIG-VALUE", message)
+        if self.keeps_state and not self.trains:
+            raise ConfigError("E-CONFIG-VALUE", "an operation with keeps_state must have trains")
 
     @property
     def begins_alone(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from fedelmy_node.domain.errors import RunError
+from fedelmy_node.domain.errors import ConfigError, RunError
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.domain.plan_steps import Step
 from fedelmy_node.domain.step_traits import BUILT_IN, EVALUATE, MERGE, MODEL, TRAIN, Traits
@@ -85,13 +85,21 @@ class Operation:
     output: Callable[[Specs], Groups] = model_spec
     """The groups of its output as meta tensors, from recipe, settings and class counts alone."""
     state: Callable[[Specs], Groups] | None = None
-    """The groups of the state that it leaves; None: none."""
+    """The groups of the state that it leaves; None: none. Its traits have `keeps_state` then."""
     effort: Callable[..., Effort] = _effort
     """`effort(settings, training, begins=...)`; `begins`: no model was received."""
     discloses: tuple[str, ...] = ()
     """Entries of `[consent] disclose` that its output implies."""
     is_replaceable: bool = True
     """Whether steps behind a skipped one can use its `model` input instead of its output."""
+
+    def __post_init__(self) -> None:
+        if self.traits.keeps_state != (self.state is not None):
+            given, missing = "keeps_state in its traits", "a spec of its state"
+            if self.state is not None:
+                given, missing = missing, given
+            message = f"an operation with {given} must have {missing}, too"
+            raise ConfigError("E-CONFIG-EXTENSION", message)
 
     def check(self, step: Step) -> None:
         """Refuse a step that does not give the operation the inputs that it takes."""

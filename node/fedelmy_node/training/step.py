@@ -219,6 +219,8 @@ def _written(loaded: Loaded, operation: Operation, outputs: Outputs) -> Outcome:
         _check_spec(operation.output(loaded.specs), groups, f"operation {job.kind}", wire)
         sha256, size = write_bundle(job.output, groups, wire, job.recipe.model.frozen)
         outcome = replace(outcome, sha256=sha256, bytes=size)
+    if outputs.state is not None and operation.state is None:
+        raise RunError("E-RUN-PLAN", f"operation {job.kind} gave a state, but declares none")
     if operation.state is not None and job.state is not None and outputs.state is not None:
         _check_spec(operation.state(loaded.specs), outputs.state, f"the state of {job.kind}")
         sha256, size = write_bundle(job.state, outputs.state)

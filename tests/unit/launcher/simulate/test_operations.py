@@ -89,9 +89,18 @@ def test_groups_keep_their_types_and_only_models_and_float32_are_converted(
     assert groups["half"]["values"].dtype == torch.bfloat16
 
 
-def test_what_an_operation_did_not_declare_is_refused(simulate: Simulate) -> None:
-    with pytest.raises(RunError, match=r"E-RUN-PLAN.*operation train gave other tensors than it"):
-        simulate("lies", "a")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lies", "operation train gave other tensors than it declares"),
+        ("forgets", "operation train gave a state, but declares none"),
+    ],
+)
+def test_what_an_operation_did_not_declare_is_refused(
+    simulate: Simulate, name: str, message: str
+) -> None:
+    with pytest.raises(RunError, match=rf"E-RUN-PLAN.*{message}"):
+        simulate(name, "a")
 
 
 def test_inputs_have_their_roles(simulate: Simulate) -> None:
