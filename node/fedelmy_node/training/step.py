@@ -27,6 +27,7 @@ from fedelmy_node.training.batches import Batches, eval_batches
 from fedelmy_node.training.bundle_file import (
     Groups,
     bundle_bytes,
+    is_model,
     manifest_of,
     metadata_of,
     read_bundle,
@@ -294,12 +295,14 @@ def _receive(loaded: Loaded, given: Input) -> Artifact:
     expected = _bundle_spec(spec, loaded)
     check_bundle(given.path, expected.manifest, expected.metadata)
     groups = read_bundle(given.path)
+    if loaded.job.max_change is not None:
+        for name in filter(is_model, groups):
+            loaded.model.load_state_dict(groups[name])
+            _check_change(loaded.initial.vector, loaded.model.theta, loaded.job.max_change)
     weights = None
     if MODEL in groups:
         loaded.model.load_state_dict(groups[MODEL])
         weights = loaded.model.weights()
-        if loaded.job.max_change is not None:
-            _check_change(loaded.initial, weights, loaded.job.max_change)
     return Artifact(role=given.role, groups=groups, weights=weights)
 
 
@@ -313,10 +316,10 @@ def _blaming(position: int) -> Iterator[None]:
         raise
 
 
-def _check_change(initial: Weights, received: Weights, limit: float) -> None:
+def _check_change(initial: Tensor, received: Tensor, limit: float) -> None:
     # In double precision: the square of a large distance may overflow a float.
-    length = torch.linalg.vector_norm(initial.vector, dtype=torch.float64)
-    distance = torch.linalg.vector_norm(received.vector - initial.vector, dtype=torch.float64)
+    length = torch.linalg.vector_norm(initial, dtype=torch.float64)
+    distance = torch.linalg.vector_norm(received - initial, dtype=torch.float64)
     change = float(distance / length)
     if not change <= limit:
         message = f"a received model is {change:.3g} times the initial model's norm away from it"

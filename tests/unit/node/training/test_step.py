@@ -12,10 +12,13 @@ from fedelmy_node.config.decode import encode
 from fedelmy_node.domain.errors import BundleError, ConfigError, RunError, TrainingError
 from fedelmy_node.domain.event_data import check_result
 from fedelmy_node.domain.events import EventKind
-from fedelmy_node.domain.federation import ModelSpec, Training
+from fedelmy_node.domain.federation import ModelSpec, StrategySpec, Training
+from fedelmy_node.store.durable_files import file_sha256
 from fedelmy_node.training.bundle_file import read_bundle, write_bundle
+from fedelmy_node.training.job import Input
 from fedelmy_node.training.loading import load
 from fedelmy_node.training.step import run
+from tests.support import methods
 from tests.support.small_recipes import bundles, job, recipe, task
 
 
@@ -178,6 +181,27 @@ def test_a_model_that_went_too_far_is_refused_before_anything_is_trained(trained
     assert do(honest, trained[0]).sha256 == do(unbounded, trained[0]).sha256
     with pytest.raises(BundleError, match="E-BUNDLE-CHANGE"):
         do(dataclasses.replace(honest, max_change=1e-6), trained[0])
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_every_model_of_a_bundle_is_checked(tmp_path, monkeypatch, wrong):
+    methods.install(monkeypatch)
+    votes = dataclasses.replace(recipe(), strategy=StrategySpec(name="votes"))
+    path = tmp_path / "collected"
+    model = load(job("train", votes)).model.state_dict()
+
+    def evaluated(*factors):
+        groups = {
+            f"model.{number}": {name: tensor * factor for name, tensor in model.items()}
+            for number, factor in enumerate(factors)
+        }
+        write_bundle(path, groups)
+        given = Input(path, file_sha256(path), operation="collect")
+        return run(load(job("evaluate", votes, max_change=10.0)), (given,), ignore).report
+
+    assert evaluated(1.0, 2.0)["loss"] > 0
+    with pytest.raises(BundleError, match=r"E-BUNDLE-CHANGE.*99 times.*accepts up to 10"):
+        evaluated(*(100.0 if number == wrong else 1.0 for number in range(2)))
 
 
 def test_evaluate_needs_its_one_input():
