@@ -16,16 +16,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import pytest
 
-from fedelmy_launcher.plans.compiler import compile_plan, signed_cancel, signed_slices
-from fedelmy_node.config.plan_file import read_slice
+from fedelmy_launcher.plans.compiler import signed_cancel
 from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.consent.signed_commands import decode_cancel
 from fedelmy_node.device import device_queue
@@ -41,14 +39,12 @@ from fedelmy_node.domain.errors import (
 )
 from fedelmy_node.domain.events import EventKind, RunState
 from fedelmy_node.domain.names import SiteName
-from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.peers import watch as peer_watch
 from fedelmy_node.run import executor
 from fedelmy_node.run.prepare import _stands
 from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store import journal
-from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.job import Outcome
 from fedelmy_node.transfer import inbox, outbox
@@ -61,8 +57,8 @@ from fedelmy_node.transfer.sender import (
     _is_final,
 )
 from tests.chaos.chance import Choices, Odds
+from tests.chaos.core.shapes import Policy, Shape, plan_of, prepared_by
 from tests.chaos.mishaps import Action, FaultError, Mishaps
-from tests.support.federations import make_federation
 from tests.support.stand_ins import (
     RUN,
     Daemon,
@@ -93,55 +89,6 @@ def _is_damaged(path: Path) -> bool:
     return path.exists() and path.read_text() == DAMAGED
 
 
-class Policy(NamedTuple):
-    """What the others do about a site that is out of reach."""
-
-    on_unreachable: str
-    patience_seconds: int = 10
-
-
-@cache
-def _plan(policies: tuple[tuple[str, Policy], ...], deliver: str, topology: str) -> Plan:
-    """`topology`: its name, perhaps with rounds and groups, as `superclients 2 ab c`."""
-    name, *more = topology.split()
-    settings: dict[str, Any] = {"rounds": int(more[0])} if more else {}
-    if name == "superclients":
-        settings["groups"] = [list(group) for group in more[1:]]
-    members = [
-        {
-            "name": name,
-            "address": "127.0.0.1:1",
-            "on_unreachable": policy,
-            "patience": f"{patience}s",
-        }
-        for name, (policy, patience) in policies
-    ]
-    changes = {"topology": name, "topology_settings": settings}
-    return compile_plan(make_federation(members=members, deliver=deliver, **changes), RUN)
-
-
-@cache
-def _prepared(
-    plan: tuple[tuple[tuple[str, Policy], ...], str, str], number: int
-) -> Mapping[str, Prepared]:
-    """A plan of the run's name, as each site would accept it; `number`: how many had the name
-    before it.
-    """
-    slices = signed_slices(replace(_plan(*plan), plan_id=f"{number:032x}"), None)
-    return {
-        name: Prepared(
-            payload=signed.payload,
-            slice=read_slice(signed.payload),
-            signature=b"",
-            certificate=b"",
-            operator="o",
-            manifest=(),
-            report={},
-        )
-        for name, signed in slices.items()
-    }
-
-
 class World(Mishaps):
     """Sites, by default in a chain, that have prepared a run; as a context manager, it replaces
     what is simulated.
@@ -162,8 +109,8 @@ class World(Mishaps):
         prepared: bool = True,
     ) -> None:
         super().__init__(choices or Choices())
-        self._whole = tuple(policies.items()), deliver, topology
-        self.plan = _plan(*self._whole)
+        self._shape = Shape(tuple(policies.items()), topology, deliver)
+        self.plan = plan_of(self._shape)
         self.cuts: set[tuple[str, str]] = set()
         """Who cannot call whom."""
         self.damaged: set[str] = set()
@@ -239,7 +186,7 @@ class World(Mishaps):
 
     def prepare(self, name: str, number: int = 0) -> bool:
         """Bring a site its part of a plan of the run's name; whether it says that it has it."""
-        wanted = _prepared(self._whole, number)[name]
+        wanted = prepared_by(self._shape, number)[SiteName(name)]
         state = RunState.PENDING if name in self._pending else RunState.PREPARED
         said = []
 
@@ -260,7 +207,7 @@ class World(Mishaps):
         self._ask(name, "start", lambda daemon: daemon.executor.start(RUN))
 
     def approve(self, name: str) -> None:
-        digest = _prepared(self._whole, 0)[name].sha256
+        digest = prepared_by(self._shape)[SiteName(name)].sha256
         self._ask(name, "approve", lambda daemon: daemon.executor.approve(RUN, digest))
 
     def cancel(self, name: str, number: int | None = None, *, withdraw: bool = False) -> None:

@@ -57,14 +57,14 @@ from fedelmy_node.run.run_report import report_of, with_asking
 from fedelmy_node.store.audit_log import Act, AuditLog
 from fedelmy_node.store.details_log import DetailsHandler
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared, RunRecord
+from fedelmy_node.store.records import RunRecord
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.transfer.inbox import Inbox
 from fedelmy_proto.v1 import admin_pb2, control_pb2, peer_pb2, relay_pb2, transfer_pb2
 from tests.fuzz import papers
 from tests.fuzz.mutate import INTERESTING_TEXTS, join_frames
 from tests.fuzz.place import directory
-from tests.support.federations import make_plan
+from tests.support.federations import make_plan, unsigned
 from tests.support.run_reports import make_report, origin
 
 __all__ = ["doors", "request_seeds", "answer_seeds"]
@@ -122,17 +122,7 @@ def _layout() -> Layout:
 def journal() -> Journal:
     made = Journal(_layout().journal, SITE)
     payload = signed_slices(plan(), None)[SITE].payload
-    made.add_run(
-        Prepared(
-            payload=payload,
-            slice=read_slice(payload),
-            signature=b"",
-            certificate=b"",
-            operator="o",
-            manifest=manifest(),
-            report={},
-        )
-    )
+    made.add_run(unsigned(payload, manifest=manifest()))
     return made
 
 

@@ -17,17 +17,16 @@ import pytest
 
 from fedelmy_launcher.plans.compiler import compile_plan, signed_slices
 from fedelmy_node.config.decode import decode
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName, run_id
 from fedelmy_node.node import Node
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
 from tests.integration.support.serving import serving
 from tests.integration.test_runs_cli import ALONE
+from tests.support.federations import unsigned
 
 Complete = Callable[..., list[str]]
 PROGRAMS = {"fedelmy-node": "fedelmy_node", "fedelmy-launch": "fedelmy_launcher"}
@@ -95,15 +94,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
     for name in ("xray-1", "xray-2"):
         plan = compile_plan(decode(Federation, ALONE), run_id(name))
         payload = signed_slices(plan, None)[SiteName("north")].payload
-        prepared = Prepared(
-            payload=payload,
-            slice=read_slice(payload),
-            signature=b"",
-            certificate=b"",
-            operator="o",
-            manifest=(),
-            report={},
-        )
+        prepared = unsigned(payload)
         journal.add_run(prepared, RunState.PENDING)
     journal.close()
     given = Given(

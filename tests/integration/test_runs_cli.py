@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 from fedelmy_launcher.plans.compiler import compile_plan, signed_slices
 from fedelmy_node.cli.runs import runs
 from fedelmy_node.config.decode import decode
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.domain.errors import ConfigError, RunError
 from fedelmy_node.domain.events import RunState
@@ -20,9 +19,9 @@ from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName, run_id
 from fedelmy_node.node import Node
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
 from tests.integration.support.serving import serving
+from tests.support.federations import unsigned
 from tests.support.journal_writes import set_run
 
 ALONE = {
@@ -51,17 +50,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
         payload = signed_slices(compile_plan(decode(Federation, ALONE), run_id(name)), None)[
             SiteName("north")
         ].payload
-        journal.add_run(
-            Prepared(
-                payload=payload,
-                slice=read_slice(payload),
-                signature=b"",
-                certificate=b"",
-                operator="o",
-                manifest=(),
-                report={},
-            )
-        )
+        journal.add_run(unsigned(payload))
         if end is not None:
             set_run(journal, run_id(name), end)
         directory = layout.run(run_id(name))

@@ -37,12 +37,12 @@ from fedelmy_node.rpc.clients import PeerClient
 from fedelmy_node.rpc.server import BUDGETS, make_server
 from fedelmy_node.store.durable_files import publish
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.bundle_file import manifest_of, metadata_of, read_bundle, write_bundle
 from fedelmy_node.transfer.inbox import Inbox
 from fedelmy_node.transfer.receiver import Receiver
 from tests.integration.support.budgets import budgets
+from tests.support.federations import unsigned
 from tests.support.journal_writes import set_run
 
 RUN, EDGE = RunId("run-1"), EdgeId("train.1@north>train.2@south")
@@ -90,18 +90,7 @@ class South:
             payload = signed_slices(compile_plan(federation(), run_id(RUN)), None)[
                 SiteName("south")
             ].payload
-            self.journal.add_run(
-                Prepared(
-                    payload=payload,
-                    slice=read_slice(payload),
-                    signature=b"",
-                    certificate=b"",
-                    operator="o",
-                    manifest=manifest,
-                    report={},
-                    specs=specs or {},
-                )
-            )
+            self.journal.add_run(unsigned(payload, manifest=manifest, specs=specs or {}))
         self.inbox = Inbox(self.journal, self.layout, self.arrived.append)
         guard = Guard(
             services.RULES, budgets(**dict.fromkeys(BUDGETS, 4)), trust=lambda: self.trust

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedelmy_launcher.plans.compiler import compile_plan
 from fedelmy_node.config.decode import decode
+from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import run_id
 from fedelmy_node.domain.plan import Plan
+from fedelmy_node.store.records import Prepared
 
 TOML = """
 [federation]
@@ -76,6 +79,20 @@ def make_federation(*sites: str, **changes: Any) -> Federation:
         },
     }
     return decode(Federation, raw | changes)
+
+
+def unsigned(payload: bytes, **changes: Any) -> Prepared:
+    """A slice as a site has journaled it; `changes` replace fields."""
+    prepared = Prepared(
+        payload=payload,
+        slice=read_slice(payload),
+        signature=b"",
+        certificate=b"",
+        operator="o",
+        manifest=(),
+        report={},
+    )
+    return replace(prepared, **changes)
 
 
 def make_plan(*sites: str, run: str = "run-1", **changes: Any) -> Plan:

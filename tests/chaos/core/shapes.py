@@ -8,14 +8,13 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from fedelmy_launcher.plans.compiler import compile_plan, signed_slices
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.step_traits import TRAIN
 from fedelmy_node.store.records import Prepared
 from tests.chaos.chance import Choices
 from tests.chaos.core.entries import RUN
-from tests.support.federations import make_federation
+from tests.support.federations import make_federation, unsigned
 
 TOPOLOGIES: Final = ("chain", "ring", "mesh", "superclients")
 POLICIES: Final = {
@@ -60,18 +59,7 @@ def plan_of(shape: Shape) -> Plan:
 def prepared_by(shape: Shape, number: int = 0) -> Mapping[SiteName, Prepared]:
     """Return every site's part of a plan; `number`: how many plans had the name before."""
     slices = signed_slices(replace(plan_of(shape), plan_id=f"{number:032x}"), None)
-    return {
-        name: Prepared(
-            payload=signed.payload,
-            slice=read_slice(signed.payload),
-            signature=b"",
-            certificate=b"",
-            operator="o",
-            manifest=(),
-            report={},
-        )
-        for name, signed in slices.items()
-    }
+    return {name: unsigned(signed.payload) for name, signed in slices.items()}
 
 
 @cache

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from fedelmy_launcher.plans.compiler import signed_cancel, signed_slices
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.consent.signed_commands import decode_cancel
 from fedelmy_node.domain.artifact import Offer
@@ -22,11 +21,10 @@ from fedelmy_node.run import executor
 from fedelmy_node.run.executor import Executor
 from fedelmy_node.run.prepare import _stands
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.transfer.inbox import Inbox
 from fedelmy_node.transfer.sender import _is_final
-from tests.support.federations import make_plan
+from tests.support.federations import make_plan, unsigned
 from tests.support.journal_writes import set_run
 from tests.unit.node.run.test_executor import RUN, SHA, Bench
 
@@ -216,15 +214,7 @@ def test_a_bundle_is_not_taken_and_its_sender_tries_again(tmp_path: Path) -> Non
     layout.create()
     journal = Journal(":memory:", SiteName("b"))
     payload = signed_slices(make_plan("a", "b"), None)[SiteName("b")].payload
-    prepared = Prepared(
-        payload=payload,
-        slice=read_slice(payload),
-        signature=b"",
-        certificate=b"",
-        operator="o",
-        manifest=(),
-        report={},
-    )
+    prepared = unsigned(payload)
     inbox = Inbox(journal, layout, lambda run: pytest.fail("nothing was received"))
     (edge,) = (
         edge for edge in prepared.slice.edges_in if edge.sender == "a" and edge.carries == "train"

@@ -7,12 +7,10 @@ from typing import Any
 from fedelmy_launcher.plans.compiler import signed_slices
 from fedelmy_node.config.consent_table import Consent
 from fedelmy_node.config.decode import encode
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.consent.plan_summary import asked
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.text import MESSAGE_CHARACTERS
-from fedelmy_node.store.records import Prepared
-from tests.support.federations import make_federation, make_plan
+from tests.support.federations import make_federation, make_plan, unsigned
 
 REPORT = {
     "samples": {"train": 1457, "validation": 161, "test": 179},
@@ -29,15 +27,7 @@ def text_for(
     **changes: Any,
 ) -> str:
     payload = signed_slices(make_plan(**changes), None)[SiteName(site)].payload
-    prepared = Prepared(
-        payload=payload,
-        slice=read_slice(payload),
-        signature=b"",
-        certificate=b"",
-        operator="alice",
-        manifest=(),
-        report=report or REPORT,
-    )
+    prepared = unsigned(payload, operator="alice", report=report or REPORT)
     return "\n".join(asked(prepared, consent or Consent()))
 
 

@@ -23,8 +23,7 @@ from fedelmy_node.domain.plan_steps import Step, in_order
 from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN
 from fedelmy_node.run.inputs import origin_of
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared
-from tests.support.federations import make_federation, make_plan
+from tests.support.federations import make_federation, make_plan, unsigned
 
 names = st.lists(
     st.from_regex(r"s-[a-z]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True),
@@ -233,15 +232,7 @@ def test_a_site_may_have_a_thousand_steps_in_a_row_and_no_more() -> None:
 def test_whose_work_a_long_row_holds_is_found_without_recursion(tmp_path: Path) -> None:
     payload = canonical_json(row(1000))
     plan, journal = read_slice(payload), Journal(tmp_path / "journal.db", SiteName("north"))
-    prepared = Prepared(
-        payload=payload,
-        slice=plan,
-        signature=b"",
-        certificate=b"",
-        operator="o",
-        manifest=(),
-        report={},
-    )
+    prepared = unsigned(payload)
     journal.add_run(prepared)
     origin = origin_of(journal.run(plan.run), plan.ordered[-1])
     journal.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fedelmy_launcher.plans.compiler import signed_slices
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.artifact import Origin
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, run_id
@@ -13,9 +12,9 @@ from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.plan_steps import Edge, Route
 from fedelmy_node.run.routes_around import routes_around
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared, RunRecord
+from fedelmy_node.store.records import RunRecord
 from tests.support import journal_writes
-from tests.support.federations import make_plan
+from tests.support.federations import make_plan, unsigned
 
 SKIP = {"on_unreachable": "skip", "patience_seconds": 5.0}
 
@@ -36,17 +35,7 @@ class Site:
         self.name = SiteName(name)
         payload = signed_slices(plan or skipping("a", "b", "c", "d"), None)[self.name].payload
         self.journal = Journal(":memory:", self.name)
-        self.journal.add_run(
-            Prepared(
-                payload=payload,
-                slice=read_slice(payload),
-                signature=b"",
-                certificate=b"",
-                operator="o",
-                manifest=(),
-                report={},
-            )
-        )
+        self.journal.add_run(unsigned(payload))
         self.run = self.record.slice.run
         journal_writes.set_run(self.journal, self.run, RunState.RUNNING)
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fedelmy_launcher.plans.compiler import signed_slices
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.domain.artifact import Origin
 from fedelmy_node.domain.errors import BundleError, FedelmyError, StoreError
@@ -24,9 +23,9 @@ from fedelmy_node.run.memory import Memory
 from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store.changes import Draft
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared, RunRecord
+from fedelmy_node.store.records import RunRecord
 from fedelmy_node.store.state_directory import Layout
-from tests.support.federations import make_plan
+from tests.support.federations import make_plan, unsigned
 from tests.support.journal_writes import finish_step, meet_need, set_edges, set_step, write
 from tests.support.stand_ins import SimPeers
 
@@ -45,15 +44,7 @@ class Site:
         self.layout.create()
         self.journal = Journal(self.layout.journal, SiteName(name))
         payload = signed_slices(plan, None)[SiteName(name)].payload
-        prepared = Prepared(
-            payload=payload,
-            slice=read_slice(payload),
-            signature=b"",
-            certificate=b"",
-            operator="o",
-            manifest=(),
-            report={},
-        )
+        prepared = unsigned(payload)
         self.journal.add_run(prepared)
         self.run = plan.run
         self.memory = Memory(plan_id=plan.plan_id)

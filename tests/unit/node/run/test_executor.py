@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from fedelmy_launcher.plans.compiler import signed_cancel, signed_slices
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.consent.signed_commands import Cancel, decode_cancel
 from fedelmy_node.domain.artifact import Parcel, Receipt
@@ -27,9 +26,8 @@ from fedelmy_node.peers.connections import TransferSlots
 from fedelmy_node.run.executor import Executor, Hooks
 from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared
 from fedelmy_node.store.state_directory import Layout
-from tests.support.federations import make_plan
+from tests.support.federations import make_plan, unsigned
 from tests.support.journal_writes import finish_step
 
 RUN = run_id("run-1")
@@ -106,18 +104,7 @@ class Bench:
             "a", "b", "c", "d", absence={"on_unreachable": policy, "patience_seconds": patience}
         )
         payload = signed_slices(plan, None)[SiteName("a")].payload
-        self.journal.add_run(
-            Prepared(
-                payload=payload,
-                slice=read_slice(payload),
-                signature=b"",
-                certificate=b"",
-                operator="o",
-                manifest=(),
-                report={},
-            ),
-            state,
-        )
+        self.journal.add_run(unsigned(payload), state)
         self.sha256 = hashlib.sha256(payload).hexdigest()
         output = layout.output(RUN, StepId("train.1@a"))
         output.parent.mkdir(parents=True)

@@ -11,7 +11,6 @@ import pytest
 
 from fedelmy_launcher.plans.compiler import signed_slices
 from fedelmy_launcher.simulate.simulation import Simulation
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site_file import Given, load_site_config
 from fedelmy_node.domain.errors import FedelmyError, StoreError
 from fedelmy_node.domain.events import EventKind, RunState, StepState
@@ -34,14 +33,14 @@ from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store.audit_log import Act, AuditLog
 from fedelmy_node.store.durable_files import file_sha256
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared, RunRecord
+from fedelmy_node.store.records import RunRecord
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.bundle_file import read_bundle
 from fedelmy_node.training.job import DataSpec, Outcome
 from fedelmy_node.training.loading import load
 from fedelmy_node.training.step import run
 from tests.support import methods
-from tests.support.federations import make_plan
+from tests.support.federations import make_plan, unsigned
 
 A = SiteName("a")
 VISITS = tuple(StepId(f"train.{number}@a") for number in (1, 2, 3))
@@ -75,15 +74,7 @@ class Node:
 
     def prepare(self) -> None:
         payload = signed_slices(self.plan, None)[A].payload
-        prepared = Prepared(
-            payload=payload,
-            slice=read_slice(payload),
-            signature=b"",
-            certificate=b"",
-            operator="o",
-            manifest=(),
-            report={},
-        )
+        prepared = unsigned(payload)
         self.journal.add_run(prepared)
         AuditLog(self.root).record(Act(act="plan-accepted", run=self.plan.run))
 

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from fedelmy_launcher.plans.compiler import signed_slices
 from fedelmy_node.cli.audit import audit
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.errors import IdentityError, StoreError
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.ops import refusal_log
@@ -32,8 +31,7 @@ from fedelmy_node.store import audit_log as store
 from fedelmy_node.store.audit_check import entries, verify
 from fedelmy_node.store.audit_log import Act, AuditLog
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared
-from tests.support.federations import make_plan
+from tests.support.federations import make_plan, unsigned
 
 
 def fill(root: Path, count: int = 5) -> AuditLog:
@@ -331,18 +329,7 @@ def test_a_log_that_is_gone_is_missed_if_there_are_runs(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no audit log yet"):
         verify(tmp_path)
     payload = signed_slices(make_plan(run="run-1"), None)[SiteName("south")].payload
-    plan = read_slice(payload)
-    journal.add_run(
-        Prepared(
-            payload=payload,
-            slice=plan,
-            signature=b"",
-            certificate=b"",
-            operator="o",
-            manifest=(),
-            report={},
-        )
-    )
+    journal.add_run(unsigned(payload))
     journal.close()
     with pytest.raises(StoreError, match="the journal has 1 run, ") as caught:
         verify(tmp_path)

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from fedelmy_launcher.plans.compiler import signed_slices
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.errors import StoreError
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.readonly_journal import count_states, newest_plan, open_readonly
 from fedelmy_node.store.records import Prepared
-from tests.support.federations import make_plan
+from tests.support.federations import make_plan, unsigned
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -36,15 +35,7 @@ def test_reading_leaves_no_file_beside_a_journal(tmp_path: Path, closed: bool) -
 
 def make_prepared(run: str) -> Prepared:
     payload = signed_slices(make_plan("north", "south", run=run), None)[SiteName("north")].payload
-    return Prepared(
-        payload=payload,
-        slice=read_slice(payload),
-        signature=b"",
-        certificate=b"",
-        operator="alice",
-        manifest=(),
-        report={},
-    )
+    return unsigned(payload, operator="alice")
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -15,7 +15,6 @@ from fedelmy_launcher.control.outcome import contradictions_of
 from fedelmy_launcher.control.sites import Sites
 from fedelmy_launcher.control.status import RunStatus
 from fedelmy_launcher.plans.compiler import signed_slices
-from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.domain.artifact import Origin, Skip
 from fedelmy_node.domain.errors import PeerError, TransferError
 from fedelmy_node.domain.events import RunState, StepState
@@ -24,10 +23,9 @@ from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.plan_steps import MAX_STEPS
 from fedelmy_node.domain.reports import RunReport
 from fedelmy_node.store.journal import Journal
-from fedelmy_node.store.records import Prepared
 from fedelmy_node.transfer.inbox import check_origin
 from fedelmy_node.transfer.sender import _is_final
-from tests.support.federations import make_plan
+from tests.support.federations import make_plan, unsigned
 from tests.support.journal_writes import meet_need, set_step
 from tests.support.run_reports import make_report, origin
 
@@ -50,17 +48,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 def check(journal: Journal, plan: Plan, edge: str, told: Origin) -> None:
     payload = signed_slices(plan, None)[SiteName("c")].payload
     if journal.find_run(plan.run) is None:
-        journal.add_run(
-            Prepared(
-                payload=payload,
-                slice=read_slice(payload),
-                signature=b"",
-                certificate=b"",
-                operator="o",
-                manifest=(),
-                report={},
-            )
-        )
+        journal.add_run(unsigned(payload))
     record = journal.run(plan.run)
     check_origin(record, next(known for known in record.slice.edges_in if known.id == edge), told)
 
