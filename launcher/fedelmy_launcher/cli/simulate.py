@@ -72,7 +72,7 @@ def simulate(
     specs = data_of(described)
     plan = compile_plan(described, new_run_id(described) if run_name is None else run_id(run_name))
     progress = RunProgress(plan)
-    history = RunHistory(plan, encode(plan.recipe))
+    history = RunHistory(plan, encode(plan.recipe), simulated=True)
     with ExitStack() as stack:
         directory = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedelmy-")))
         screen = stack.enter_context(open_screen(progress, as_json=as_json))

@@ -87,9 +87,12 @@ class _SiteHistory:
 class RunHistory:
     """The fold: events of one site in order, sites in any order, reports at any time."""
 
-    def __init__(self, outline: Outline, recipe: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, outline: Outline, recipe: Mapping[str, Any] | None = None, *, simulated: bool = False
+    ) -> None:
         """`recipe`: the run's settings; without it, those that the sites report."""
         self._recipe = recipe
+        self._simulated = simulated
         self.progress: Final = RunProgress(outline, began_before=True)
         self._sites: dict[SiteName, _SiteHistory] = {
             site: _SiteHistory() for site in self.progress.sites
@@ -215,6 +218,7 @@ class RunHistory:
         skipped = {step: (when - shifts[by], by) for step, (when, by) in self._skipped_at.items()}
         return {
             "format": FORMAT,
+            **({"simulated": True} if self._simulated else {}),
             **result,
             "state": state,
             "as_of": self._taken_at or max(last, default=None),

@@ -131,6 +131,13 @@ def test_the_settings_of_the_training_are_listed(history: dict[str, Any]) -> Non
     assert "nesterov" not in text, "what is not used is not listed"
 
 
+def test_a_simulation_does_not_claim_that_the_launcher_saw_nothing(html: str) -> None:
+    simulated = RunHistory(make_plan("north"), simulated=True).encoded()
+    apart, together = "saw neither data nor weights", "from a simulation. It ran all sites in one"
+    for told, wanted in ((html, (True, False)), (page(simulated), (False, True))):
+        assert (apart in told, together in told) == wanted
+
+
 def test_no_text_becomes_markup(html: str) -> None:
     reader = read(html)
     assert "script" not in {tag for tag, _ in reader.tags} and "b" not in {
