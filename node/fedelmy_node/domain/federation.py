@@ -176,6 +176,9 @@ class Training:
     """bfloat16: activations and products in training; weights, gradients and results stay float32."""
     optimizer: OptimizerName = field(default="adam", metadata=later())
     """Weight decay is part of the gradient in adam and sgd; adamw applies it to the weights."""
+    decay: Literal["all", "weights"] = field(default="all", metadata=later())
+    """What `weight_decay` applies to; weights: not to biases and normalisation, that is, not to
+    parameters with less than two dimensions."""
     beta1: float = field(default=0.9, metadata=later())
     """adam, adamw: decay of the mean of the gradients."""
     beta2: float = field(default=0.999, metadata=later())

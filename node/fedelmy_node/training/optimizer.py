@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import compress
 from typing import Any, ClassVar, Final
 
 import torch
@@ -21,13 +23,46 @@ from fedelmy_node.domain.federation import OptimizerName, Training
 from fedelmy_node.training.weights import FlatModel
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Group:
+    """Parameters with the same weight decay; the tensors are views, one per parameter."""
+
+    weight_decay: float
+    theta: list[Tensor]
+    grad: list[Tensor]
+    state: Mapping[str, list[Tensor]]
+    """The optimizer's vectors by name."""
+
+
+def _groups(model: FlatModel, training: Training, state: Mapping[str, Tensor]) -> list[_Group]:
+    """All parameters as one vector; or, with `decay = "weights"`, the weights and the others."""
+    named = {name: tensor for name, tensor in state.items() if tensor.dim()}
+    if training.decay == "all":
+        vectors = {name: [tensor] for name, tensor in named.items()}
+        decay, theta, grad = training.weight_decay, [model.theta], [model.grad]
+        return [_Group(weight_decay=decay, theta=theta, grad=grad, state=vectors)]
+    theta, grad = model.views(model.theta), model.views(model.grad)
+    vectors = {name: model.views(tensor) for name, tensor in named.items()}
+    groups = []
+    for decay, is_weight in ((training.weight_decay, True), (0.0, False)):
+        chosen = [(one.dim() >= 2) == is_weight for one in theta]
+        group = _Group(
+            weight_decay=decay,
+            theta=list(compress(theta, chosen)),
+            grad=list(compress(grad, chosen)),
+            state={name: list(compress(views, chosen)) for name, views in vectors.items()},
+        )
+        groups += [group] if group.theta else []
+    return groups
+
+
 class Optimizer(ABC):
     """A new optimizer. The fused kernels work element by element, so they are deterministic."""
 
     def __init__(self, model: FlatModel, training: Training) -> None:
-        self._theta, self._grad = model.theta, model.grad
         self._training = training
         self._state: Final = self.initial_state(training, model.theta)
+        self._groups: Final = _groups(model, training, self._state)
 
     @staticmethod
     @abstractmethod
@@ -73,24 +108,28 @@ class Adam(Optimizer):
 
     def step(self, rate: float | None = None, **found: Any) -> None:
         """See `Optimizer`."""
-        training = self._training
-        type(self)._function(
-            [self._theta],
-            [self._grad],
-            [self._state["exp_avg"]],
-            [self._state["exp_avg_sq"]],
-            [],
-            [self._state["step"]],
-            fused=True,
-            **found,
-            amsgrad=False,
-            beta1=training.beta1,
-            beta2=training.beta2,
-            lr=self._rate(rate),
-            weight_decay=training.weight_decay,
-            eps=training.eps,
-            maximize=False,
-        )
+        training, step = self._training, self._state["step"]
+        for group in self._groups:
+            # torch counts the steps of every tensor; here they are all equal.
+            steps = list(step.repeat(len(group.theta)).unbind())
+            type(self)._function(
+                group.theta,
+                group.grad,
+                group.state["exp_avg"],
+                group.state["exp_avg_sq"],
+                [],
+                steps,
+                fused=True,
+                **found,
+                amsgrad=False,
+                beta1=training.beta1,
+                beta2=training.beta2,
+                lr=self._rate(rate),
+                weight_decay=group.weight_decay,
+                eps=training.eps,
+                maximize=False,
+            )
+        step.copy_(steps[0])
 
 
 class AdamW(Adam):
@@ -112,19 +151,20 @@ class Sgd(Optimizer):
     def step(self, rate: float | None = None, **found: Any) -> None:
         """See `Optimizer`."""
         training = self._training
-        sgd(
-            [self._theta],
-            [self._grad],
-            [self._state.get("momentum")],
-            fused=True,
-            **found,
-            weight_decay=training.weight_decay,
-            momentum=training.momentum,
-            lr=self._rate(rate),
-            dampening=0.0,
-            nesterov=training.nesterov,
-            maximize=False,
-        )
+        for group in self._groups:
+            sgd(
+                group.theta,
+                group.grad,
+                [*group.state.get("momentum", [None] * len(group.theta))],
+                fused=True,
+                **found,
+                weight_decay=group.weight_decay,
+                momentum=training.momentum,
+                lr=self._rate(rate),
+                dampening=0.0,
+                nesterov=training.nesterov,
+                maximize=False,
+            )
 
 
 OPTIMIZERS: Final[Mapping[OptimizerName, type[Optimizer]]] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Final
 
 import torch
@@ -40,22 +41,28 @@ class FlatModel:
             raise TrainingError("E-TRAINING-MODEL", message)
         self.module: Final = module
         self.parameters: Final = sum(p.numel() for p in trained.values())
+        self._shapes: Final = tuple(parameter.shape for parameter in trained.values())
         padded = -(-self.parameters // BLOCK) * BLOCK
         self.theta: Final = torch.zeros(padded, dtype=first.dtype, device=first.device)
         self.grad: Final = torch.zeros_like(self.theta)
-        position = 0
-        for parameter in trained.values():
-            end = position + parameter.numel()
-            view = self.theta[position:end].view(parameter.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
+        views = zip(trained.values(), self.views(self.theta), self.views(self.grad), strict=True)
+        for parameter, value, gradient in views:
+            value.copy_(parameter.detach())
+            parameter.data = value
             # backward() adds to an existing gradient in place, so it stays a view.
-            parameter.grad = self.grad[position:end].view(parameter.shape)
-            position = end
+            parameter.grad = gradient
         self._frozen: Final = frozenset(frozen)
         state = self._without_frozen(module.state_dict(keep_vars=True))
         self.rest: Final = {name: t.detach() for name, t in state.items() if id(t) not in trained}
         """See `Weights`; not a copy."""
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """The part of a vector like `theta` that belongs to each trainable parameter."""
+        ends = accumulate((shape.numel() for shape in self._shapes), initial=0)
+        return [
+            vector[begin:end].view(shape)
+            for (begin, end), shape in zip(pairwise(ends), self._shapes, strict=True)
+        ]
 
     def weights(self) -> Weights:
         """A copy of the current values."""

@@ -38,6 +38,7 @@ def test_what_is_not_used_is_not_in_a_plan() -> None:
         {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "schedule": "cosine"},
         {"schedule": "step", "schedule_period": 3, "schedule_factor": 0.5, "schedule_warmup": 0.5},
         {"clip_norm": 1.0, "sam_rho": 0.05, "early_stopping": 5, "select": "balanced_accuracy"},
+        {"weight_decay": 0.05, "decay": "weights"},
         {"label_smoothing": 0.1, "class_weights": "balanced"},
         {"class_weights": {"a": 2, "b": 0.5}},
     ],
@@ -52,6 +53,7 @@ def test_what_is_used_goes_there_and_back(settings: dict[str, Any]) -> None:
     ("settings", "words"),
     [
         ({"optimizer": "adan"}, "training.optimizer must be 'adam' or 'adamw' or 'sgd'"),
+        ({"decay": "biases"}, "training.decay must be 'all' or 'weights', not 'biases'"),
         ({"momentum": 0.9}, 'momentum is for sgd, not for "adam"'),
         ({"optimizer": "adamw", "nesterov": True}, 'nesterov is for sgd, not for "adamw"'),
         ({"optimizer": "sgd", "nesterov": True}, "nesterov needs momentum above 0"),

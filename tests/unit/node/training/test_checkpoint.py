@@ -52,10 +52,12 @@ SETTINGS = {
         "schedule_period": 1,
         "schedule_warmup": 0.7,
         "clip_norm": 0.5,
+        "decay": "weights",
     },
     "sgd": {"optimizer": "sgd", "learning_rate": 0.1, "class_weights": {"1": 3.0}},
     "adamw": {
         "optimizer": "adamw",
+        "decay": "weights",
         "sam_rho": 0.1,
         "label_smoothing": 0.1,
         "class_weights": "balanced",

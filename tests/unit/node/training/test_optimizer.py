@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+from torch import nn
 
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.training.optimizer import initial_state, optimizer_for
@@ -32,10 +34,15 @@ KINDS: dict[str, tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str, An
 }
 NAMES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "step": "step"}
 NAMES |= {"momentum": "momentum_buffer"}
+WEIGHTS = ("1.weight", "3.weight", "5.weight")
 
 
-def training(kind: str) -> Training:
-    return Training(epochs=1, learning_rate=0.01, weight_decay=0.1, **KINDS[kind][0])
+Decay = Literal["all", "weights"]
+
+
+def training(kind: str, decay: Decay = "all") -> Training:
+    settings = KINDS[kind][0]
+    return Training(epochs=1, learning_rate=0.01, weight_decay=0.1, decay=decay, **settings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,9 +66,38 @@ def test_it_gives_the_bytes_of_torch_optim(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_goes_on_from_a_state(kind: str) -> None:
+def test_only_weights_decay_as_in_a_group_of_torch_optim(kind: str) -> None:
+    _, make, settings = KINDS[kind]
+    plain = net(nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False), nn.LayerNorm(8))
+    model = FlatModel(copy.deepcopy(plain))
+    weights = [one for name, one in plain.named_parameters() if name in WEIGHTS]
+    others = [one for name, one in plain.named_parameters() if name not in WEIGHTS]
+    assert (len(weights), len(others)) == (3, 6)
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    reference = make(groups, lr=0.01, fused=True, **settings)
+    optimizer = optimizer_for(model, training(kind, "weights"))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        for ours, theirs in zip(model.module.parameters(), plain.parameters(), strict=True):
+            theirs.grad = torch.randn(theirs.shape, generator=generator)
+            assert ours.grad is not None
+            ours.grad.copy_(theirs.grad)
+        optimizer.step()
+        reference.step()
+    for ours, theirs in zip(model.module.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    for name, tensor in optimizer.state.items():
+        parts = model.views(tensor) if tensor.dim() else [tensor] * 9
+        for ours, theirs in zip(parts, plain.parameters(), strict=True):
+            assert torch.equal(ours, reference.state[theirs][NAMES[name]])
+    assert not model.theta[model.parameters :].any(), "the padding remains zero"
+
+
+@pytest.mark.parametrize("decay", ["all", "weights"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_from_a_state(kind: str, decay: Decay) -> None:
     one, other = FlatModel(net()), FlatModel(net())
-    first, second = optimizer_for(one, training(kind)), optimizer_for(other, training(kind))
+    first, second = (optimizer_for(model, training(kind, decay)) for model in (one, other))
     one.grad.fill_(0.5)
     other.grad.fill_(0.5)
     first.step()
@@ -72,10 +108,11 @@ def test_it_goes_on_from_a_state(kind: str) -> None:
     assert torch.equal(one.theta, other.theta)
 
 
+@pytest.mark.parametrize("decay", ["all", "weights"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_overflowed_is_none(kind: str) -> None:
+def test_a_step_that_overflowed_is_none(kind: str, decay: Decay) -> None:
     model = FlatModel(net())
-    before, optimizer = model.theta.clone(), optimizer_for(model, training(kind))
+    before, optimizer = model.theta.clone(), optimizer_for(model, training(kind, decay))
     model.grad.fill_(float("inf"))
     optimizer.step(grad_scale=torch.tensor(8.0), found_inf=torch.tensor(1.0))
     assert torch.equal(model.theta, before)
