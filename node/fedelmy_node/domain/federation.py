@@ -209,6 +209,12 @@ class Training:
         default=None, metadata={**at_most(MAX_CLASSES), **later()}
     )
     """Weights of the samples by class, or balanced: inverse to the site's own class counts."""
+    distil_absent: float = field(default=0.0, metadata=later())
+    """Weight of the distillation from the received model for classes that the site lacks; 0: off."""
+    distil_temperature: float = field(default=2.0, metadata=later())
+    """Divides the scores that are compared."""
+    absent_below: int = field(default=1, metadata=later())
+    """A class with fewer training samples at a site counts as one that it lacks."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.epochs <= 1_000_000, "epochs must be 1 to 1,000,000")
@@ -230,6 +236,10 @@ class Training:
         weights = self.class_weights if isinstance(self.class_weights, Mapping) else {}
         weighing = all(0 < weight <= 1e6 for weight in weights.values())
         _require(weighing, "class_weights must be above 0 and at most 1,000,000")
+        _require(0 <= self.distil_absent <= 1e6, "distil_absent must be 0 to 1,000,000")
+        warm = 0.01 <= self.distil_temperature <= 1000
+        _require(warm, "distil_temperature must be 0.01 to 1000")
+        _require(1 <= self.absent_below <= 1_000_000, "absent_below must be 1 to 1,000,000")
 
     def _check_optimizer(self) -> None:
         if self.optimizer == "sgd":

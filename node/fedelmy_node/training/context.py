@@ -12,6 +12,7 @@ from torch import Tensor
 from fedelmy_node.domain.errors import BundleError, RunError
 from fedelmy_node.domain.federation import Recipe, Training
 from fedelmy_node.domain.step_traits import MODEL
+from fedelmy_node.training.absent_classes import both, distillation_of
 from fedelmy_node.training.averaging import mean_weights
 from fedelmy_node.training.bundle_file import Groups, shapes_of
 from fedelmy_node.training.fit import Bench, Best, FitOrder, fit, validate
@@ -169,10 +170,12 @@ class Context:
     ) -> Weights:
         """Train a model from `start`; return its best validation epoch. Member 0 is the warm-up.
 
-        The objective is the recipe's loss, plus `term`, which sees each batch, plus `regulariser`,
-        which sees the parameters. All numbers of `term` must come from the step's inputs and seeds.
+        The objective is the recipe's loss with its distillation of absent classes, plus `term`,
+        which sees each batch, plus `regulariser`, which sees the parameters. All numbers of `term` must come from the step's inputs and seeds.
         """
         order = FitOrder(member=member, members=members, epochs=epochs)
+        teacher = self.received[0] if len(self.received) == 1 else None
+        term = both(term, distillation_of(self.bench, teacher))
         best = self.fit_one(self.bench, order, start, regulariser, term)
         if member:
             self.accuracies.append(best.accuracy)

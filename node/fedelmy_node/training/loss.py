@@ -39,7 +39,9 @@ class Loss:
         """`labels`: those of all training samples of the site."""
         self.classes: Final = len(classes)
         self._smoothing = training.label_smoothing
-        counts = torch.bincount(labels.cpu(), minlength=self.classes).double()
+        self.counts: Final = torch.bincount(labels.cpu(), minlength=self.classes)
+        """Training samples of every class."""
+        counts = self.counts.double()
         weights = _class_weights(training, counts, classes)
         self._weights = None if weights is None else weights.float().to(device)
         self._log_prior: Tensor | None = None
