@@ -81,56 +81,56 @@ class AdminServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Health(self, request, context):
-        """Is the daemon well, and what is it doing?
+        """Return the daemon's health and its current activity.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Runs(self, request, context):
-        """The runs that this node knows, newest first.
+        """List the runs of this node, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Show(self, request, context):
-        """One run in detail.
+        """Return one run in detail.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Model(self, request, context):
-        """Where the result of a run is on this site's disk, and what is needed to use it.
+        """Return the location of a run's result on this site's disk, and what is needed to use it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Accept(self, request, context):
-        """The administrator brings a plan that came as a file: it is checked as if the operator had asked, and is then pending.
+        """Accept a plan that came as a file: it is checked as in Prepare, and the run is then pending.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Approve(self, request, context):
-        """The administrator agrees to a pending run.
+        """Approve a pending run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Refuse(self, request, context):
-        """The administrator does not agree to a run that has not begun: it ends here, and the operator is told.
+        """Refuse a run that has not begun: it ends here, and the operator is notified.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Prune(self, request, context):
-        """Forget runs that are over, and remove their files.
+        """Remove finished runs and their files.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

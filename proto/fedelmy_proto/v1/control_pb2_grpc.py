@@ -75,51 +75,50 @@ class ControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What this node is, has and speaks. Asked before anything else.
+        """Return the node's versions, settings and runs. Called before anything else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Prepare(self, request, context):
-        """Here is your part of a run: would you do it? Checks consent, data, disk, device, versions and addresses.
-        Asked of every site first; one refusal, and nothing starts. Asking the same again is harmless.
+        """Ask the site to accept its part of a run. The site checks consent, data, disk, device, versions and addresses.
+        Every site is asked first; if one refuses, nothing starts. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Start(self, request, context):
-        """The run begins: steps that need no input at once, all others on delivery. Saying it twice is harmless.
+        """Start a prepared run: steps without inputs begin at once, all others when their inputs arrive. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Tell me everything about a run, from the beginning or from where I stopped listening, until it ends.
+        """Stream the events of a run until it ends, from the beginning or after a given event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """End this run, and tell your neighbours. The request is signed: a neighbour will carry it on.
+        """End a run and notify the neighbours. The request is signed, because neighbours pass it on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """How is this run doing at your site?
+        """Return the state of a run at this site.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Revoke(self, request, context):
-        """These certificates are not to be believed any more. The list is signed by the federation's CA; an older one
-        than the node has changes nothing.
+        """Install a revocation list, signed by the federation's CA. A list older than the installed one changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,16 +50,16 @@ class PeerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Watch(self, request, context):
-        """How is this run doing at your site, as far as it concerns me? Tell me now, and again whenever it changes, until
-        it is over. A stream that stands is also how each of us knows that the other is there.
+        """Stream the state of a run at this site, as far as it concerns the caller: now, and after every change, until the
+        run ends. An open stream also shows each site that the other one is reachable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Measure(self, request_iterator, context):
-        """How far is it to you, what do you speak, and what time is it there? Without a run, for whoever looks before one:
-        sites and operators. What is sent has no meaning; it is counted, and there are limits to how much and how often.
+        """Measure the link, and return version, contracts and clock. Needs no run; for sites and operators. The data are
+        counted and dropped; size and rate are limited.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,21 +55,21 @@ class RelayServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Await(self, request, context):
-        """Nobody can call me: tell me when somebody wants to, for as long as I listen. The first ring is empty: from now on.
+        """Wait for callers for as long as the stream is open. The first ring is empty: the site is registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Answer(self, request_iterator, context):
-        """I call back, because you rang: here is my end of the connection.
+        """Call back after a ring: this stream is the site's end of the connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reach(self, request_iterator, context):
-        """Connect me with a site that waits at yours. The first message that comes back is empty: it has answered.
+        """Connect to a site that waits at this node. The first message in reply is empty: the site has answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,15 +50,15 @@ class TransferServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Begin(self, request, context):
-        """I have the bundle of this edge: what do you still need? A refusal comes as an error with its code.
+        """Offer the bundle of an edge; the reply says which blocks are missing. A refusal is an error with a code.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Send(self, request_iterator, context):
-        """The blocks, in order, from where Begin said. Each is verified as it comes, and a bundle of another
-        shape or with a value that is not finite is refused where that is seen. The receipt is given after the bundle was verified,
+        """Send the blocks in order, from the block that Begin returned. The receiver verifies each block on arrival and
+        refuses wrong tensors, NaN and infinity as soon as it sees them. It sends the receipt once the bundle is verified,
         synced to disk and journaled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
