@@ -122,7 +122,7 @@ class ControlCalls:
         parts = self._parts
         signed_by = signer(signed, parts.identity, Purpose.PLAN)
         if signed_by not in (None, operator):  # an old copy of another operator's plan
-            message = f"operator {operator} brings a plan that operator {signed_by} has signed"
+            message = f"operator {operator} sent a plan that operator {signed_by} signed"
             raise IdentityError("E-IDENTITY-SIGNATURE", message)
         if examine:
             return self._examined(signed, operator)

@@ -140,7 +140,7 @@ class Node:
         self.stopping.wait()
         logger.info("shuts down")
         tell_supervisor("STOPPING=1")
-        self._endpoint.refresh_health()  # whoever watches this node's health hears it first
+        self._endpoint.refresh_health()  # watchers of the node's health get it first
         self._preparation.close()
         self._tunnels.close()
         self._tunnel_server.close()

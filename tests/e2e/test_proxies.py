@@ -127,7 +127,7 @@ def test_a_name_that_the_proxy_does_not_know_is_told(scene: Scene) -> None:
     done = scene.bed.sites["north"].node(
         "doctor", "--data", "digits", "--peer", f"west={scene.front.address}"
     )
-    assert done.code != 0 and "it must route west.site.fedelmy to the node" in " ".join(
+    assert done.code != 0 and "must route west.site.fedelmy to the node" in " ".join(
         done.out.split()
     )
 

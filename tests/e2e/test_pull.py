@@ -36,7 +36,7 @@ def test_a_run_with_a_site_that_cannot_be_called_gives_the_same_bytes(bed: Bed) 
     others = "".join(site.log.read_text() for name, site in bed.sites.items() if name != "clinic")
     assert clinic.address not in others + bed.file.read_text()
     assert (
-        "waits here to be called back" in bed.sites["north"].log.read_text()
+        "is waiting here to be called back" in bed.sites["north"].log.read_text()
     )  # a neighbour, not only a --peer
     audited = bed.sites["west"].node("audit", "show", "--json").ok().out
     assert '"call-relayed"' in audited and '"site/clinic"' in audited

@@ -395,7 +395,10 @@ def test_missing_class(north: Path, tmp_path: Path, folder: Path) -> None:
         "warning",
         "E-DATA-CLASS",
     )
-    assert "'covid'" in found["message"] and "name their class exactly so" in found["fix"]
+    assert (
+        "'covid'" in found["message"]
+        and "give their folder or label exactly this name" in found["fix"]
+    )
     device = about(findings, "device")
     assert (
         device["trial"]["facts"]["batches"] == 5

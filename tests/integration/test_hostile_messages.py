@@ -212,7 +212,7 @@ def test_an_offer_of_a_million_tensors_costs_no_memory(
             with pytest.raises(grpc.RpcError):
                 call(channel, "/fedelmy.v1.Transfer/Begin", offer + b"\x3a\x00" * (2 << 20))
         with (
-            pytest.raises(FedelmyError, match=r"E-PEER-PROTOCOL.*1048576 are allowed"),
+            pytest.raises(FedelmyError, match=r"E-PEER-PROTOCOL.*the limit is 1048576"),
             map_errors("south"),
         ):
             call(

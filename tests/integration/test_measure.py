@@ -59,7 +59,7 @@ def test_no_more_is_read_than_the_limit(door: Door) -> None:
 def test_whoever_measures_all_the_time_is_told_to_wait_and_troubles_nobody_else(door: Door) -> None:
     with dial(door, member(door.ca, "north")) as channel:
         stub = peer_pb2_grpc.PeerStub(channel)
-        with pytest.raises(FedelmyError, match="calls too often: measurements allows") as caught:
+        with pytest.raises(FedelmyError, match="calls too often; measurements allows") as caught:
             for _ in range(BUDGETS["measurements"].burst + 10):
                 _call(stub, "south", 0)
         assert caught.value.code == "E-PEER-BUSY"

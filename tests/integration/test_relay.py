@@ -222,7 +222,7 @@ def test_a_relay_that_connects_with_somebody_else_is_found_out(
 
 def test_a_site_that_waits_nowhere_is_out_of_reach_at_once(scene: Scene) -> None:
     began = time.monotonic()
-    with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*does not wait here") as caught:
+    with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*is not waiting here") as caught:
         open_channel(scene.way, scene.operator, expect_role="site", expect_site=SOUTH)
     assert 'direction = "pull"' in caught.value.hint
     assert time.monotonic() - began < tunnel_server._ANSWER_SECONDS / 2
@@ -505,7 +505,7 @@ def test_an_operator_whom_the_relay_does_not_list_is_not_connected(
                 expect_role="site",
                 expect_site=SOUTH,
             )
-        with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*does not wait here"):
+        with pytest.raises(PeerError, match=r"E-PEER-UNREACHABLE.*is not waiting here"):
             open_channel(
                 Address(f"{node.address}/south"), scene.north, expect_role="site", expect_site=SOUTH
             )

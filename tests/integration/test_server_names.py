@@ -100,7 +100,7 @@ def test_a_name_that_the_proxy_does_not_know_is_told(
 ) -> None:
     with pytest.raises(FedelmyError, match=r"E-IDENTITY-TLS.*hangs up") as raised:
         met(proxy({"north.site.fedelmy": two["north"]}).at(), identities["north"], "south")
-    assert "it must route south.site.fedelmy to the node" in str(raised.value.hint)
+    assert "must route south.site.fedelmy to the node" in str(raised.value.hint)
 
 
 def test_a_proxy_that_leads_two_names_to_two_sites_is_told(

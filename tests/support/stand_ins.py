@@ -243,7 +243,7 @@ class SimReceiver:
 
     def claim(self, first: int) -> int:
         if self.gone:
-            raise TransferError("E-TRANSFER-SEQUENCE", "was not begun")
+            raise TransferError("E-TRANSFER-SEQUENCE", "has not begun")
         return 1
 
     def take(self, lane: int, block: bytes) -> None:

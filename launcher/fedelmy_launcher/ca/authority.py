@@ -84,7 +84,7 @@ def init(directory: Path, operator: str = "operator") -> Signed:
     """Create a CA and its operator's identity; never overwrites an existing CA."""
     Subject.of(operator, "operator")  # refuse a bad name before anything is created
     if directory.exists() and any(directory.iterdir()):
-        hint = "Use the CA that is there, or choose another directory with --dir."
+        hint = "Use the existing CA, or choose another directory with --dir."
         message = f"{directory} exists already and is not empty"
         raise IdentityError("E-IDENTITY-EXISTS", message, hint=hint)
     # Created aside and renamed when complete, so an interrupted `init` can simply be repeated.
@@ -214,7 +214,7 @@ def _load(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
     check_authority(ca)
     check_dates(ca, "the federation's CA")
     if public_key(ca) != key.public_key():
-        message = f"{_KEY} and {_CERTIFICATE} in {directory} do not belong together"
+        message = f"{_KEY} and {_CERTIFICATE} in {directory} do not match"
         raise IdentityError("E-IDENTITY-MISMATCH", message)
     return key, ca
 
@@ -322,5 +322,5 @@ def _refuse_other_key(register: Register, request: Request, replace: bool) -> No
     if same_name and same_name[-1].key != request.full_fingerprint and not replace:
         date = same_name[-1].at[:10]
         message = f"{request.subject} has a certificate for another key, signed on {date}"
-        hint = "Ask the site whether it made a new key; if it did, sign again with --replace."
+        hint = "Ask the site whether it created a new key; if so, sign again with --replace."
         raise IdentityError("E-IDENTITY-EXISTS", message, hint=hint)

@@ -199,7 +199,7 @@ def target_of(given: Sequence[str], run: str | None, at: str | None) -> Target:
 def federation_file(named: Path | None, at: str | None) -> Path | None:
     """The named file, or federation.toml here; None with --at."""
     if named is not None and at is not None:
-        message = f"{named} and --at both say where the sites are"
+        message = f"{named} and --at both specify the sites"
         raise ConfigError("E-CONFIG-VALUE", message, hint="Give only one.")
     if at is not None:
         address(at)
@@ -209,7 +209,7 @@ def federation_file(named: Path | None, at: str | None) -> Path | None:
     usual = Path("federation.toml")
     if not usual.exists():
         hint = "Name the federation file, or any one site: --at HOST:PORT."
-        raise ConfigError("E-CONFIG-MISSING", f"there is no {usual} here", hint=hint)
+        raise ConfigError("E-CONFIG-MISSING", f"{usual} not found in this directory", hint=hint)
     return usual
 
 

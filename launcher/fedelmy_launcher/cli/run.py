@@ -51,7 +51,7 @@ def run_command(
     command with --run follows it again. --attach follows it from any machine with an operator's
     certificate, even if some sites do not answer, and without FEDERATION if --at names a site.
 
-    Exit code 0: done with the work of all sites; 20: done, but on a subset of them.
+    Exit code 0: done, with contributions of all sites; 20: done on a subset of the sites.
 
     \b
     Examples:

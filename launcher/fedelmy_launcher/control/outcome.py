@@ -100,9 +100,9 @@ class Outcome:
         for site in dict.fromkeys(left.site for left in self.left_out):
             mine = [left for left in self.left_out if left.site == site]
             trains = [left.step for left in mine if left.step.startswith(TRAIN)]
-            what = "its work is not in the result" if trains else "it did not get the result"
+            what = "its training is not in the result" if trains else "it did not get the result"
             if trains and site in self.contributors:
-                what = f"part of its work is not in the result ({', '.join(trains)})"
+                what = f"part of its training is not in the result ({', '.join(trains)})"
             first = mine[0]
             reason = f"{first.reason} ({first.code})" if first.code else first.reason
             lines.append(f"skipped       {site}: {what}; {reason}")
@@ -229,7 +229,7 @@ def _unknown(step: StepId, reports: Mapping[SiteName, RunReport]) -> str:
     if site in reports:
         has_it = any(known.step == step for known in reports[site].steps)
         return "" if has_it else f"{site} has no such step"
-    return f"no site of this run knows a site {site}" if knows_all_sites(reports) else ""
+    return f"this run has no site {site}" if knows_all_sites(reports) else ""
 
 
 def _denied(step: StepId, reports: Mapping[SiteName, RunReport]) -> str:
@@ -247,7 +247,7 @@ def _not_skippable(step: StepId, reports: Mapping[SiteName, RunReport]) -> str:
     site = site_of(step)
     plans = (near for report in reports.values() for near in report.neighbours if near.site == site)
     allowed = all(near.absence.on_unreachable == "skip" for near in plans)
-    return "" if allowed else f"by the plan, {site} may not be skipped"
+    return "" if allowed else f"according to the plan, {site} may not be skipped"
 
 
 def _not_by(skip: Skip, reports: Mapping[SiteName, RunReport]) -> str:

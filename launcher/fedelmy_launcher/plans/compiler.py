@@ -106,7 +106,9 @@ def _check_skippable(plan: Plan) -> None:
     used = {step.kind for step in plan.steps if step.site in skippable} & operations.keys()
     if fixed := sorted(name for name in used if not operations[name].is_replaceable):
         names, strategy = ", ".join(skippable), plan.recipe.strategy.name
-        message = f"strategy {strategy!r} cannot go on without operation {fixed[0]!r}, so {names}"
+        message = (
+            f"strategy {strategy!r} cannot continue without operation {fixed[0]!r}, so {names}"
+        )
         hint = f'Set on_unreachable = "wait" or "abort" for {names}.'
         raise ConfigError("E-CONFIG-VALUE", f"{message} cannot be skipped", hint=hint)
     if plan.stuck:

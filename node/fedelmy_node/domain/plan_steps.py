@@ -58,8 +58,10 @@ class Step:
         )
         named = all(0 < len(role) <= MAX_ROLE for role in self.roles)
         require(named, f"the roles of {self.id} must have 1 to {MAX_ROLE} characters")
-        require(len(self.roles) in (0, len(self.needs)), f"{self.id} has a role per need")
-        require(0 <= self.visit <= MAX_STEPS, f"{self.id} cannot be visit {self.visit}")
+        require(len(self.roles) in (0, len(self.needs)), f"{self.id} must have one role per need")
+        require(
+            0 <= self.visit <= MAX_STEPS, f"{self.id} has an invalid visit number: {self.visit}"
+        )
         for need in self.needs:
             step_id(need)
 

@@ -22,10 +22,10 @@ def site_of(config: SiteConfig, identity: LiveIdentity | None) -> SiteName:
         return config.site
     subject = identity().subject
     if subject.role != "site":
-        message = f"a node needs the certificate of a site, this is {subject}'s"
+        message = f"a node needs a site's certificate, but this one is for {subject}"
         raise IdentityError("E-IDENTITY-ROLE", message)
     if config.site not in (None, subject.name):
-        message = f"site {config.site} is configured, the certificate says {subject.name}"
+        message = f"site {config.site} is configured, but the certificate is for {subject.name}"
         raise IdentityError("E-IDENTITY-SITE", message)
     return subject.name
 

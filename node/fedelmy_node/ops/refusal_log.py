@@ -119,5 +119,9 @@ def refusal_act(refusal: Refusal) -> Act:
 def _kind(refusal: Refusal) -> Kind:
     call = refusal.call
     if call.who == "nobody":
-        return (f"nobody from {call.origin.rpartition(':')[0]}", "", refusal.error.code)
+        return (
+            f"unauthenticated callers from {call.origin.rpartition(':')[0]}",
+            "",
+            refusal.error.code,
+        )
     return (call.who, refusal.method, refusal.error.code)

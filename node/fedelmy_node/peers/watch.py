@@ -168,7 +168,7 @@ def foreign(plan_id: str, site: SiteName, state: NeighbourState) -> RunError | N
     """Return an error for a state of another plan; older software sends no plan id."""
     if "" in (plan_id, state.plan_id) or state.plan_id == plan_id:
         return None
-    return RunError("E-RUN-UNKNOWN", f"site {site} has another plan of a run of this name")
+    return RunError("E-RUN-UNKNOWN", f"site {site} has a different plan for a run of this name")
 
 
 def last_word(site: SiteName, state: NeighbourState) -> RunError | None:

@@ -38,7 +38,7 @@ _RECHECK_SECONDS: Final = 1.0
 _TLS_VERSION: Final = b"TLSv1.3"
 _LOCAL_STALL_SECONDS: Final = 3600.0
 _REFUSING_THREADS: Final = 4
-"""Threads beyond all budgets, so that a busy node can still say that it is busy."""
+"""Threads beyond all budgets, so that a busy node can still refuse with E-PEER-BUSY."""
 _SILENT_SECONDS: Final = 366 * 86_400.0
 _HOLD_SECONDS: Final = 2.0
 """How long a caller above its rate waits for the refusal. Its request stays in memory meanwhile."""
@@ -216,7 +216,7 @@ def _by_certificate(context: grpc.ServicerContext, trust: Trust) -> Subject:
     properties = cast(Mapping[str, list[bytes]], context.auth_context())
     version = properties.get("ssl_tls_version", [b"no TLS"])
     if version != [_TLS_VERSION]:
-        message = f"the connection uses {version[0].decode()}, TLS 1.3 is needed"
+        message = f"the connection uses {version[0].decode()}, TLS 1.3 is required"
         raise IdentityError("E-IDENTITY-TLS", message)
     # TLS checked the certificate once, at the handshake; it may have been revoked since.
     others = properties.get("x509_pem_cert_chain", [])
@@ -235,7 +235,7 @@ def _by_claim(context: grpc.ServicerContext) -> Subject:
     if len(claims) != 1 or not isinstance(claims[0], str):
         raise IdentityError(
             "E-IDENTITY-UNTRUSTED",
-            "this node runs with --insecure, and the caller does not say who it is",
+            "this node runs with --insecure, and the caller did not send its name",
             hint="Run both ends with --insecure, or neither.",
         )
     return Subject.parse(claims[0])
@@ -266,8 +266,8 @@ def _errors_answered(
 
 def _answer_fault(method: str, context: grpc.ServicerContext) -> None:
     extra = {"run": clean(current_call().run, 100)}
-    logger.exception("fault while answering %s", method, extra=extra)
-    abort(context, InternalError("E-INTERNAL", f"{method} failed; see the log of the node"))
+    logger.exception("internal error while answering %s", method, extra=extra)
+    abort(context, InternalError("E-INTERNAL", f"{method} failed; see the node's log"))
 
 
 def _as_stream_handler(handler: Any, run: Callable[..., None]) -> Any:

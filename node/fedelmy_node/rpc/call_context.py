@@ -65,6 +65,6 @@ def log_refusal(refusal: Refusal) -> None:
     # Launchers ask whether a run is known before they create it: not worth a log line.
     level = logging.DEBUG if error.code == "E-RUN-UNKNOWN" else logging.INFO
     extra = {"private": error.private, "run": clean(error.about or call.run, 100)}
-    who = "a caller who was not let in" if call.who == "nobody" else call.who
+    who = "an unauthenticated caller" if call.who == "nobody" else call.who
     details = who, refusal.method, call.origin, clean(str(error), 400)
     logger.log(level, "%s called %s from %s, answered with %s", *details, extra=extra)

@@ -147,7 +147,7 @@ class PeerClient(_Client):
         self._send_method = send_method(channel)
 
     def watch(self, run: RunId, plan_id: str) -> Iterator[reports.NeighbourState]:
-        """Yield the neighbour's state, now and at every change, until the run is over there."""
+        """Yield the neighbour's state, now and at every change, until the run has ended there."""
         with map_errors(self._name):
             known = ""
             asked = peer_pb2.NeighbourWatch(run=run, plan_id=plan_id, instance=self._instance)
@@ -173,7 +173,7 @@ class PeerClient(_Client):
                 moved(min(answer.resume_from * offer.block_bytes, offer.size))
                 receipt = self._send(BlockStream(parcel, answer.resume_from), moved)
         if (receipt.edge, receipt.sha256, receipt.size) != (offer.edge, offer.sha256, offer.size):
-            message = f"{self._name} acknowledged another bundle than was sent"
+            message = f"{self._name} acknowledged a bundle other than the one that was sent"
             raise TransferError("E-TRANSFER-HASH", message)
         return receipt
 
@@ -182,7 +182,7 @@ class PeerClient(_Client):
             sent = stream.send(self._send_method, self._stall_seconds, moved, self._check)
             return convert_transfers.receipt_from_pb(sent)
         except Stalled:
-            message = f"nothing moved towards {self._name} for {self._stall_seconds:g} s"
+            message = f"no progress in sending to {self._name} for {self._stall_seconds:g} s"
             raise TransferError("E-TRANSFER-STALLED", message) from None
 
 

@@ -43,7 +43,7 @@ from fedelmy_node.rpc.field_validation import (
 from fedelmy_proto.v1 import control_pb2
 
 _MAX_RUNS: Final = 1000
-"""In a description; nodes of this version send a hundred."""
+"""Limit of the runs in a description; nodes of this version send a hundred."""
 _MAX_FINDINGS: Final = 1000
 _MAX_FACTS_BYTES: Final = 16 << 10
 

@@ -42,26 +42,26 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 MAX_SIGNATURE_BYTES: Final = 512
-"""An ECDSA P-256 signature has 72."""
+"""Limit of a signature; ECDSA P-256 needs 72 bytes."""
 MAX_BEGIN_BYTES: Final = 1024 * 1024
-"""Of an offer: 10,000 tensors and the origin. An empty list entry has two bytes on the wire and
+"""Limit of an offer: 10,000 tensors and the origin. An empty list entry has two bytes on the wire and
 fifty in memory, so 4 MiB could become 100 MiB.
 """
 MAX_LABELS: Final = 1000
-"""Contracts and peers in a description."""
+"""Limit of the contracts and of the peers in a description."""
 _LABEL_CHARACTERS: Final = 200
 _HEX: Final = re.compile(r"[0-9a-f]{64}|")
 
 
 def answer(convert: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a reader of answers: invalid ones are the peer's fault, not our configuration's."""
+    """Decorate a reader of answers: invalid ones are the peer's error, not our configuration's."""
 
     @wraps(convert)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return convert(*args, **kwargs)
         except (ConfigError, TransferError, RunError, IdentityError) as error:
-            message = f"the answer is not usable: {clean(error.message, 300)}"
+            message = f"invalid answer: {clean(error.message, 300)}"
             raise PeerError("E-PEER-PROTOCOL", message) from error
 
     return checked
@@ -70,7 +70,7 @@ def answer(convert: Callable[P, T]) -> Callable[P, T]:
 def check_length(items: Sized, limit: int, what: str) -> None:
     """Refuse a list that is too long before reading it."""
     if len(items) > limit:
-        raise ConfigError("E-CONFIG-VALUE", f"{len(items)} {what} are more than {limit}")
+        raise ConfigError("E-CONFIG-VALUE", f"too many {what}: {len(items)}, the limit is {limit}")
 
 
 def requested_run(text: str) -> RunId:
@@ -131,7 +131,7 @@ def bounded(decode: Callable[[bytes], T], limit: int) -> Callable[[bytes], T]:
 
     def decoded(message: bytes) -> T:
         if len(message) > limit:
-            reason = f"a message of {len(message)} bytes is too long: {limit} are allowed"
+            reason = f"a message of {len(message)} bytes is too long; the limit is {limit}"
             raise PeerError("E-PEER-PROTOCOL", reason)
         return decode(message)
 
@@ -144,10 +144,10 @@ def read_object(data: bytes) -> dict[str, Any]:
     try:
         value = parse_json(data)
     except ValueError as error:
-        message = f"the answer holds no usable JSON: {clean(str(error), 200)}"
+        message = f"invalid JSON in the answer: {clean(str(error), 200)}"
         raise PeerError("E-PEER-PROTOCOL", message) from error
     if not isinstance(value, dict):
-        raise PeerError("E-PEER-PROTOCOL", "the answer holds JSON that is not an object")
+        raise PeerError("E-PEER-PROTOCOL", "the JSON in the answer is not an object")
     shown: dict[str, Any] = clean_all(value)
     return shown
 

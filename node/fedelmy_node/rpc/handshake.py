@@ -43,12 +43,12 @@ _OLD_TLS: Final = frozenset(
 )
 _FOREIGN_CA: Final = (
     "If that is the CA of a proxy or an antivirus that opens TLS, have it pass this address "
-    "through untouched; else both ends need certificates of the same federation's CA: "
+    "through unchanged; otherwise, both ends need certificates of the same federation's CA: "
     "compare their ca.pem."
 )
 _NO_H2: Final = (
     "Check that the port is that of a fedelmy node; a proxy in between must pass TLS through "
-    "untouched, or offer HTTP/2 (ALPN h2)."
+    "unchanged, or offer HTTP/2 (ALPN h2)."
 )
 _ISSUER_CHARACTERS: Final = 120
 _NOT_YET_VALID: Final = 9
@@ -92,7 +92,7 @@ class Probed:
     tls_name: str
     """A name in the leaf, which the channel requests and expects."""
     fingerprint: str
-    """Of its key, in the short form."""
+    """Short fingerprint of its key."""
     not_after: datetime
     """When its certificate expires."""
     tls_version: str
@@ -250,7 +250,7 @@ def _check_expected(address: Address, found: Subject, role: Role, site: SiteName
         message = f"{address} is site {found.name!r}, but {site!r} was expected there"
         hint = (
             f"If {found.name} is meant, use that name (--peer, federation.toml); "
-            "else correct the address."
+            "otherwise, correct the address."
         )
         raise IdentityError("E-IDENTITY-SITE", message, hint=hint)
 
@@ -380,7 +380,7 @@ def _refuses_us(address: Address, identity: Identity) -> IdentityError:
         there, here = ("behind", "ahead") if now - begins < _NEAR else ("ahead", "behind")
         hint = (
             f"Check the clocks first (`date -u` at both ends): one that is {there} there, "
-            f"or {here} here, causes this; {_SET_CLOCK} Else compare ca.pem of both ends."
+            f"or {here} here, causes this; {_SET_CLOCK} Otherwise, compare ca.pem of both ends."
         )
     return IdentityError("E-IDENTITY-UNTRUSTED", message, hint=hint)
 
@@ -392,10 +392,10 @@ def _minute(moment: datetime) -> str:
 def _hangs_up(address: Address, asked: str | None) -> FedelmyError:
     """A proxy that routes by name hangs up like this for an unknown name."""
     verdict = _not_tls(address, "hangs up during the handshake; it may not speak TLS")
-    proxy = f"route {asked} to the node, which must run"
+    proxy = f"must route {asked} to the node, and the node must be running"
     if not asked:
-        proxy = "be asked for a site: name it (SITE=HOST:PORT)"
-    verdict.hint = f"{verdict.hint} If that routes by name, it must {proxy}."
+        proxy = "needs the name of a site: write SITE=HOST:PORT"
+    verdict.hint = f"{verdict.hint} A proxy that routes by name {proxy}."
     return verdict
 
 

@@ -29,15 +29,15 @@ _LEAST_SECONDS: Final = 1e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """What was measured of a node and of the link to it."""
+    """The measurements of a node and of the link to it."""
 
     node: Measured
     """As reported by the node itself."""
     skew_seconds: float
-    """How far its clock is ahead of ours."""
+    """Seconds that its clock is ahead of ours."""
     round_trip_seconds: float
     bytes_per_second: float
-    """From here to there."""
+    """Throughput from here to there."""
 
 
 def measure(channel: grpc.Channel, name: str) -> Measurement:

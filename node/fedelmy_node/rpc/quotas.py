@@ -72,7 +72,7 @@ class Quotas:
                 self._left.popitem(last=False)  # the least recent caller
         if left < 1:
             rate = f"{budget.per_second:g} a second"
-            raise TooOftenError("E-PEER-BUSY", f"{caller} calls too often: {name} allows {rate}")
+            raise TooOftenError("E-PEER-BUSY", f"{caller} calls too often; {name} allows {rate}")
 
     @contextmanager
     def taken(self, name: str, caller: str) -> Iterator[None]:
@@ -91,7 +91,7 @@ class Quotas:
     def _take(self, name: str, caller: str) -> None:
         budget, running = self._budgets[name], self._running[name]
         if running[caller] >= budget.share:
-            message = f"{caller} has {budget.share} calls under way, its whole share of {name}"
+            message = f"{caller} has {budget.share} calls in progress, its full share of {name}"
             raise PeerError("E-PEER-BUSY", message)
         if running.total() >= budget.at_once:
             raise PeerError("E-PEER-BUSY", f"the budget for {name} is used up")

@@ -98,7 +98,7 @@ def open_local_channel(socket_path: Path) -> grpc.Channel:
     """Open a channel to the running daemon of a state directory; the caller closes it."""
     target = _local_target(socket_path)
     if not _is_listening(socket_path):
-        missing = "There is no such state directory: give the site's with --state."
+        missing = "The state directory does not exist; pass the site's directory with --state."
         hint = missing if _is_missing(socket_path.parent) else None
         raise StoreError("E-STORE-DAEMON", "no daemon answers", private=str(socket_path), hint=hint)
     return grpc.insecure_channel(target, CHANNEL_OPTIONS)
@@ -188,10 +188,10 @@ def _remove_stale(socket_path: Path) -> None:
         return
     private = str(socket_path)
     if not socket_path.is_socket():
-        message = "admin.sock is in the way: it is not a socket"
+        message = "admin.sock exists but is not a socket"
         raise StoreError("E-STORE-UNWRITABLE", message, private=private)
     if _is_listening(socket_path):
-        message = "a daemon answers on this state directory already"
+        message = "a daemon is already running on this state directory"
         raise StoreError("E-STORE-LOCKED", message, private=private)
     socket_path.unlink()
 

@@ -90,7 +90,7 @@ class Timers:
             try:
                 again = check() if check is not None else None
             except Exception:  # noqa: BLE001 -- all time limits of this process run on this thread
-                _log.exception("fault while checking a call")
+                _log.exception("internal error while checking a call")
                 again = None
             if again is not None:
                 with self._changed:
@@ -158,7 +158,7 @@ class RequestReader(Generic[T]):
         try:
             return next(self)
         except StopIteration:
-            raise PeerError("E-PEER-PROTOCOL", "a call came without its message") from None
+            raise PeerError("E-PEER-PROTOCOL", "a call without a message") from None
         finally:
             self.close()
 
@@ -185,9 +185,9 @@ class RequestReader(Generic[T]):
 
     def _error(self) -> TransferError:
         if self._is_first:
-            message = f"nothing came within {FIRST_SECONDS:g} s of the call"
+            message = f"no message within {FIRST_SECONDS:g} s of the call"
         else:
-            message = f"too little came within {self._stall_seconds:g} s"
+            message = f"too little data within {self._stall_seconds:g} s"
         return TransferError("E-TRANSFER-STALLED", message)
 
 

@@ -75,7 +75,7 @@ def _connect(
 
 def _reason_and_hint(error: OSError) -> tuple[str, str | None]:
     if isinstance(error, ConnectionRefusedError):
-        hint = "Start the node there, or correct the port: a node's own is 50051 by default."
+        hint = "Start the node there, or correct the port: the default is 50051."
         return "nothing listens there", hint
     if isinstance(error, TimeoutError):
         hint = "Allow TCP to this port in the firewalls at both ends, or correct the address."

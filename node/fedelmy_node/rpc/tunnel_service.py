@@ -85,7 +85,7 @@ class _Relay(relay_pb2_grpc.RelayServicer):
 def _first(messages: Iterator[relay_pb2.Carried]) -> relay_pb2.Carried:
     message = next(messages, None)
     if message is None:
-        raise PeerError("E-PEER-PROTOCOL", "a call came without its message")
+        raise PeerError("E-PEER-PROTOCOL", "a call without a message")
     return message
 
 

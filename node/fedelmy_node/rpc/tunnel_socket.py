@@ -178,7 +178,7 @@ class Bridge:
         try:
             self._join(end, time.monotonic() + _JOIN_SECONDS)
         except FedelmyError as error:
-            logger.debug("a connection was not joined: %s", error)
+            logger.debug("could not join a connection: %s", error)
 
 
 class BridgedChannel(grpc.Channel):

@@ -1,1 +1,1 @@
-"""The daemon of a site: it decides what happens next, owns the trainers, and hands bundles over."""
+"""What a site does next: decisions about runs, and the executor that carries them out."""

@@ -1,4 +1,4 @@
-"""What a decision asks the executor to do once the changes are committed."""
+"""The actions that the executor carries out after the changes of a decision are committed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class QueueStep:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Start a trainer that loads for a step whose inputs are on their way."""
+    """Preload a trainer for a step whose inputs are still in transfer."""
 
     step: Step
 
@@ -42,7 +42,7 @@ class StopWork:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Have exactly these transfers under way, each with the origin of its bundle."""
+    """Run exactly these transfers, each with the origin of its bundle."""
 
     edges: Sequence[tuple[Edge, Origin]]
 
@@ -70,10 +70,10 @@ class RetryWatch:
 
 @dataclass(frozen=True, slots=True)
 class WakeStreams:
-    """Have the streams to neighbours look again: a transfer is near."""
+    """Update the streams to neighbours: a transfer begins within seconds."""
 
     repeat: bool = False
-    """Report the same state again: it has changed and changed back, which they may have missed."""
+    """Report the same state again: neighbours may have missed that it changed and changed back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class RemoveCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class CleanUp:
-    """The run is over: remove what it no longer needs, and prune old runs."""
+    """Clean up after a finished run: remove what it no longer needs, and prune old runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +126,11 @@ class Decision:
     """The outcome of one event."""
 
     audit: Sequence[Act]
-    """To be written to the audit log first."""
+    """Written to the audit log first."""
     changes: Sequence[Change]
-    """To be committed in one transaction."""
+    """Committed in one transaction."""
     actions: Sequence[Action]
-    """To be carried out afterwards, in this order."""
+    """Carried out afterwards, in this order."""
     memory: Memory
     record: RunRecord
     """The run as it is after the changes."""

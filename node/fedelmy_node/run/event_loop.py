@@ -1,8 +1,8 @@
-"""One thread that does what is posted to it, one thing after the other.
+"""One thread that runs posted actions, one after the other.
 
 It is crash-only: an action that raises something unexpected ends the loop and is reported once,
-because what the daemon holds in memory can no longer be trusted. The journal can; a restart goes on
-from there.
+because the daemon's memory can no longer be trusted. The journal can: a restart continues from
+there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Loop:
-    """`post` and `ask` may be called from any thread; what they are given runs on the loop's own."""
+    """Call `post` and `ask` from any thread; their actions run on the loop's own thread."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Loop:
         ring: Callable[[], None],
         faulted: Callable[[Exception], None],
     ) -> None:
-        """`alarm` says in how many seconds to `ring` if nothing else happens; `faulted` hears of
-        the one fault.
+        """`alarm` returns the seconds until the next `ring` if nothing else happens; `faulted` is
+        called with the error that ended the loop.
         """
         self._alarm = alarm
         self._ring = ring
@@ -58,8 +58,8 @@ class Loop:
         self._posted.put(action)
 
     def ask(self, question: Callable[[], T]) -> T:
-        """The answer, or the error of ours that the question raises; or that the node ends before
-        it is asked.
+        """Run a question on the loop and return its answer; raise its FedelmyError, or an error if
+        the node stops first.
         """
         answer: Future[T] = Future()
 
@@ -91,7 +91,7 @@ class Loop:
                 action()
         except StoreError as error:
             logger.error(
-                "the disk fails: %s; the node ends and goes on from its journal when restarted",
+                "disk error: %s; the node stops, and continues from its journal when restarted",
                 error,
                 extra={"private": error.private},
             )

@@ -95,17 +95,17 @@ logger = logging.getLogger(__name__)
 _GRACE_SECONDS: Final = 10.0
 """In addition to the time that trainers have for a checkpoint."""
 _LONGEST_SLEEP_SECONDS: Final = 3600.0
-"""However far away the next deadline is: clocks are set, and systems limit a wait."""
+"""The longest wait, whatever the next deadline: the clock may be set, and systems limit a wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hooks:
-    """What the executor asks of the node. All are called on the executor's thread."""
+    """Callbacks of the executor into the node. All run on the executor's thread."""
 
     verify_cancel: Callable[[Signed], Cancel]
     """Return a cancel signed by an accepted operator; raise if it is not."""
     run_ended: Callable[[RunId], None]
-    """A run is over here, or pruned."""
+    """A run has finished here, or was pruned."""
     faulted: Callable[[Exception], None]
     """The executor has stopped because of this error."""
 
@@ -419,7 +419,7 @@ class Executor:
             self._memories[run] = Memory(callers=memory.callers)
 
     def _restart(self) -> None:
-        """Continue all runs in the journal, and clean up after those that are over."""
+        """Continue all runs in the journal, and clean up after finished ones."""
         for summary in self._journal.runs():
             if not summary.state.is_over:
                 if summary.state == RunState.RUNNING:

@@ -58,7 +58,7 @@ class NeighbourStreams:
         return stream
 
     def forget(self, run: RunId) -> None:
-        """Drop a run that is over or pruned: its streams end by themselves."""
+        """Drop a finished or pruned run; its streams end by themselves."""
         with self._guard:
             for key in [key for key in self._streams if key[0] == run]:
                 del self._streams[key]

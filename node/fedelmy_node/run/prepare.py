@@ -1,6 +1,4 @@
-"""Prepare: would this site take its part in a run? Everything that can be known beforehand is
-checked here.
-"""
+"""Prepare: check beforehand whether this site can and may take part in a run."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class Preparation:
-    """Checks plans one at a time: each look at the data takes a trainer."""
+    """Check plans one at a time: opening the data needs a trainer."""
 
     def __init__(
         self,
@@ -77,11 +75,10 @@ class Preparation:
         by_file: bool = False,
         record: Record = silent,
     ) -> tuple[Prepared, RunState]:
-        """What this site found out about a plan that it takes part in, and where that leaves it;
-        refusals are raised.
+        """Check a plan, journal the run, and return it with its state; refusals are raised.
 
-        The run is journaled before the next plan is looked at, so that two launchers cannot both
-        make it. A plan that a person brings (`by_file`) waits for that person to agree.
+        The run is journaled before the next plan is checked, so that two launchers cannot both
+        create it. A plan from a file (`by_file`) always waits for approval.
         """
         plan = read_slice(signed.payload)
         try:
@@ -113,10 +110,9 @@ class Preparation:
         trial: bool,
         record: Record = silent,
     ) -> tuple[Mapping[str, Any], RunState | None, tuple[Finding, ...]]:
-        """All that this site finds about a plan, itself and its neighbours; state None: it would
-        refuse.
+        """Return all findings about a plan, this site and its neighbours; state None: a refusal.
 
-        Whom this site would not work for at all is refused as ever, and told nothing.
+        An operator whom this site does not accept is refused as usual and learns nothing.
         """
         from fedelmy_node.ops.doctor.plan_checks import PlanExamination  # an idle daemon is small
 
@@ -148,7 +144,7 @@ class Preparation:
         return report, None if refusal else state, findings
 
     def close(self) -> None:
-        """End a look that is under way."""
+        """Stop a check in progress."""
         self._closed = True
         if self._looking is not None:
             self._looking.stop()
@@ -158,7 +154,7 @@ class Preparation:
             hint = "Ask the operator for this site's plan; compare the names in federation.toml and the certificates."
             raise IdentityError(
                 "E-IDENTITY-SITE",
-                f"the plan is for site {plan.site}, this is {self._site}",
+                f"the plan is for site {plan.site}, but this is {self._site}",
                 hint=hint,
             )
         check_listed(self._config.consent, self._site, operator)
@@ -201,7 +197,7 @@ class Preparation:
         except TrainingError as error:
             said = f"the trainer said: {_tail(scratch / 'trainer.log')}"
             logger.warning(
-                "a look at the data failed: %s", error, extra={"run": plan.run, "private": said}
+                "checking the data failed: %s", error, extra={"run": plan.run, "private": said}
             )
             raise
         finally:
@@ -221,7 +217,7 @@ class Preparation:
         )
 
     def _need(self, plan: Slice, prepared: Prepared) -> int:
-        """Bytes that the run takes on this site's disk."""
+        """Return the bytes that the run needs on this site's disk."""
         members = max((effort.members for effort in efforts(plan)), default=0)
         bundles = len(plan.edges_in) + len(plan.steps)
         return needed_bytes(
@@ -243,8 +239,8 @@ def _plan_act(act: str, prepared: Prepared, state: RunState) -> Act:
 
 
 def _stands(known: RunRecord, payload: bytes) -> bool:
-    """Whether a run that was accepted before is this very one; a plan can only replace one that
-    never began.
+    """Whether an accepted run has exactly this plan. A plan can only replace one that never
+    began.
     """
     if known.code == "E-CONSENT-REFUSED" and known.prepared.payload == payload:
         raise ConsentError(

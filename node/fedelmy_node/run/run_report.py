@@ -27,7 +27,7 @@ from fedelmy_node.store.records import RunRecord
 
 
 def report_of(record: RunRecord, last_event: int, absent: tuple[Absent, ...]) -> RunReport:
-    """How a run is doing here."""
+    """Return the state of a run at this site."""
     plan = record.slice
     return RunReport(
         run=plan.run,
@@ -81,10 +81,8 @@ def report_of(record: RunRecord, last_event: int, absent: tuple[Absent, ...]) ->
 def with_asking(
     report: RunReport, record: RunRecord, consent: Consent, expires_at: float
 ) -> RunReport:
-    """The same for the administrator: also who asks for what, and until when it waits for an
-    answer.
-    """
-    from fedelmy_node.consent.plan_summary import asked  # only when a person looks
+    """Return the report for the administrator: also who requests what, and when it expires."""
+    from fedelmy_node.consent.plan_summary import asked  # only for a person
 
     sentences = asked(record.prepared, consent)
     until = expires_at if record.state in AHEAD else 0.0
@@ -92,8 +90,8 @@ def with_asking(
 
 
 def _origin(record: RunRecord) -> Origin:
-    """Of the result, or of the last bundle that was made here; and whom this site went around
-    afterwards.
+    """Return the origin of the result or, if there is none, of the last bundle made here, and the
+    steps that this site skipped afterwards.
     """
     origin = Origin()
     for step in record.slice.ordered:
@@ -110,7 +108,7 @@ def _origin(record: RunRecord) -> Origin:
 logger = logging.getLogger(__name__)
 
 _HINT: Final = (
-    "Take the file from a backup, or export the model at another site that has the same result"
+    "Restore the file from a backup, or export the model at another site that has the same result"
     " (`fedelmy-launch status` says where results differ)."
 )
 
@@ -127,7 +125,7 @@ class Results:
         self._workspace = workspace
 
     def find(self, run: RunId | None) -> ResultModel:
-        """The result of a run, or of the newest run that has one here; its file is intact."""
+        """Return the result of a run, or of the newest run that has one here; verify its file."""
         candidates = [run] if run else [known.run for known in self._journal.runs()]
         for candidate in candidates:
             record = self._journal.run(candidate)

@@ -1,4 +1,4 @@
-"""Where the bundles of a run are on this site's disk, and what a trainer is told about a step."""
+"""The files of a run on this site's disk, and the jobs of its steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Workspace:
 
     @property
     def data(self) -> DataSpec:
-        """The site's data as trainers are told of it."""
+        """The site's data as described to trainers."""
         config = self._config
         return DataSpec(
             source=self._source,
@@ -44,16 +44,14 @@ class Workspace:
         )
 
     def bundle(self, record: RunRecord, step: Step) -> Path:
-        """The bundle that a step gives; a deliver step gives the one that it was given."""
+        """Return the output bundle of a step; that of a deliver step is its input."""
         if record.slice.traits(step.id).passes_on:
             (given,) = self.inputs(record, step)
             return given.path
         return self._layout.output(record.slice.run, step.id)
 
     def inputs(self, record: RunRecord, step: Step) -> tuple[Input, ...]:
-        """What a step is given, in the order of its needs; a need that was met by nothing gives
-        nothing.
-        """
+        """Return the inputs of a step in the order of its needs, without needs met by nothing."""
         needs = provided_needs(record, step)
         given = tuple(self._input(record, step, need) for need in needs)
         state = state_source(record, step)
@@ -64,11 +62,11 @@ class Workspace:
         return *given, Input(path, sha256, operation=operation_of(state), role=STATE)
 
     def received(self, run: RunId, edge: Edge) -> Path:
-        """The bundle that was received on an edge."""
+        """Return the bundle that was received on an edge."""
         return self._layout.input(run, edge.id)
 
     def result(self, record: RunRecord) -> tuple[Step, Path] | None:
-        """The deliver step of this site and its bundle, once it is done."""
+        """Return this site's deliver step and its bundle; None until the step is done."""
         for step in record.slice.steps:
             if (
                 record.slice.traits(step.id).passes_on
@@ -78,8 +76,8 @@ class Workspace:
         return None
 
     def tidy(self, record: RunRecord) -> None:
-        """What a run that is over leaves: its result, or what was trained if it has none; logs, and
-        a kept pool.
+        """Keep the result of a finished run (or what was trained, if there is none), its logs and
+        a kept pool; remove its other files.
         """
         plan, found = record.slice, self.result(record)
         outputs = {self._layout.output(plan.run, step.id) for step in plan.steps}
@@ -90,7 +88,7 @@ class Workspace:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 message, extra = (
-                    "a file is of no use any more and cannot be removed: %s",
+                    "cannot remove a file that is no longer needed: %s",
                     {"private": str(path)},
                 )
                 logger.warning(message, error.strerror, extra={"run": plan.run, **extra})
@@ -98,23 +96,23 @@ class Workspace:
             self.forget_checkpoints(plan.run, step.id)
 
     def is_untidy(self, run: RunId) -> bool:
-        """Whether a run that is over still has what only a run under way needs."""
+        """Whether a finished run still has files that only a run in progress needs."""
         directory = self._layout.run(run)
         left = ("inputs/*.part", "steps/*/checkpoints", "steps/*/state.safetensors")
         return any(any(directory.glob(pattern)) for pattern in left)
 
     def remove(self, run: RunId) -> None:
-        """Everything of a run."""
+        """Remove all files of a run."""
         remove_tree(self._layout.run(run))
 
     def size(self, run: RunId) -> int:
-        """The bytes of a run's files."""
+        """Return the size of a run's files in bytes."""
         return sum(
             path.stat().st_size for path in self._layout.run(run).rglob("*") if path.is_file()
         )
 
     def assignment(self, record: RunRecord, step: Step) -> Assignment:
-        """A step as a trainer is given it."""
+        """Return the job of a step."""
         plan, traits = record.slice, record.slice.traits(step.id)
         directory = self._layout.step(plan.run, step.id)
         job = Job(
@@ -144,7 +142,7 @@ class Workspace:
         return CacheSpec(directory=self._layout.features, limit_bytes=limit) if limit else None
 
     def forget_checkpoints(self, run: RunId, step: StepId) -> None:
-        """A step is journaled as done: nothing will go on from its checkpoints."""
+        """Remove the checkpoints of a step that is journaled as done."""
         remove_tree(self._layout.checkpoints(run, step))
 
     def _input(self, record: RunRecord, step: Step, need: StepId) -> Input:

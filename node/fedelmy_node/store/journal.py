@@ -30,7 +30,7 @@ from fedelmy_node.store.run_loader import Loader, Verify, nobody
 from fedelmy_node.store.schema import open_database, store_error
 
 _KEPT_PROGRESS: Final = 5000
-"""Of a run's events that only tell how far it is, the newest so many stay."""
+"""How many progress events of a run are kept, the newest ones."""
 _PROGRESS: Final = (
     EventKind.EPOCH,
     EventKind.SENDING,
@@ -68,7 +68,7 @@ class Journal:
             self._unmark = weakref.finalize(self._db, unmark, self._path)
 
     def end_streams(self) -> None:
-        """Nobody waits for news any more: the node shuts down."""
+        """Wake all waiting streams: the node is shutting down."""
         with self._lock:
             self._ended = True
             self._grown.notify_all()
@@ -85,9 +85,7 @@ class Journal:
     # -------------------------------------------------------------------------------------------
 
     def add_run(self, prepared: Prepared, state: RunState = RunState.PREPARED) -> None:
-        """A plan was accepted, or is pending: the run, its steps and its edges now exist, and none
-        has begun.
-        """
+        """Add an accepted or pending run with its steps and edges; none has begun."""
         plan = prepared.slice
         with self._change():
             known = self._loader.summaries(
@@ -95,7 +93,8 @@ class Journal:
             )
             if known and known[0].state not in (RunState.EXPIRED, RunState.CANCELLED):
                 raise RunError(
-                    "E-RUN-CONFLICT", f"run {plan.run} has come to life meanwhile; ask again"
+                    "E-RUN-CONFLICT",
+                    f"run {plan.run} has become active in the meantime; prepare it again",
                 )
             self._loader.forget(plan.run)
             self._db.execute("DELETE FROM steps WHERE run = ?", (plan.run,))
@@ -133,14 +132,14 @@ class Journal:
             self._event(plan.run, None, EventKind.RUN, {"state": state})
 
     def run(self, run: RunId) -> RunRecord:
-        """Everything about a run; E-RUN-UNKNOWN if this node has never accepted it."""
+        """Return everything about a run; E-RUN-UNKNOWN if this node has never accepted it."""
         return self._load(run)
 
     def _load(self, run: RunId) -> RunRecord:
         with self._reading():
             record = self._loader.run(self._db, run)
         if record is None:
-            raise RunError("E-RUN-UNKNOWN", f"site {self._site} knows no run {run!r}")
+            raise RunError("E-RUN-UNKNOWN", f"run {run!r} not found at site {self._site}")
         return record
 
     def find_run(self, run: RunId) -> RunRecord | None:
@@ -149,14 +148,14 @@ class Journal:
         return None
 
     def runs(self, *states: RunState) -> list[RunSummary]:
-        """Every run (in one of these states), newest first."""
+        """Return all runs (in these states), newest first."""
         chosen = f" WHERE state IN ({', '.join('?' * len(states))})" if states else ""
         with self._reading():
             question = f"SELECT * FROM runs{chosen} ORDER BY changed_at DESC"  # noqa: S608 - names of ours
             return self._loader.summaries(self._db.execute(question, states))
 
     def state(self, run: RunId) -> RunState:
-        """Of one that was pruned meanwhile: expired, so that whoever follows it comes to an end."""
+        """Return the state of a run; EXPIRED if it was pruned meanwhile, so that its streams end."""
         with self._reading():
             found = self._loader.summaries(
                 self._db.execute("SELECT * FROM runs WHERE run = ?", (run,))
@@ -164,7 +163,7 @@ class Journal:
         return found[0].state if found else RunState.EXPIRED
 
     def remove_run(self, run: RunId) -> None:
-        """Forget a run and everything about it."""
+        """Remove a run and everything about it."""
         with self._change():
             for table in ("events", "edges", "steps", "runs"):
                 self._db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - names of ours
@@ -245,7 +244,7 @@ class Journal:
     def record(
         self, run: RunId, step: StepId | None, kind: EventKind, data: Mapping[str, Any]
     ) -> None:
-        """An event that changes no state: progress, a retry, a warning."""
+        """Add an event that changes no state: progress, a retry, a warning."""
         with self._change():
             self._event(run, step, kind, data)
 
@@ -267,7 +266,7 @@ class Journal:
         return EventStream(self, run, after)
 
     def next_version(self, stream: Stream, seen: int | None) -> int | None:
-        """Blocks until something was committed after version `seen`; None at the end of the stream
+        """Block until something was committed after version `seen`; None at the end of the stream
         or of the node.
         """
         with self._lock:
@@ -278,7 +277,7 @@ class Journal:
         return None
 
     def wake(self, *, repeat: bool = False) -> None:
-        """Have every stream look again, though nothing was committed.
+        """Make every stream check again, although nothing was committed.
 
         With `repeat`, streams of states report even a state that is the same as before.
         """
@@ -289,7 +288,7 @@ class Journal:
 
     @property
     def repeats(self) -> int:
-        """How often every state was to be reported again."""
+        """How often all states had to be reported again."""
         return self._repeats
 
     # --- inside
@@ -365,7 +364,7 @@ class Journal:
         )
 
     def _thin_out(self, run: RunId) -> None:
-        """However long a run lasts, its progress takes bounded room."""
+        """Remove old progress events, so that long runs take bounded space."""
         kinds = ", ".join(f"'{kind}'" for kind in _PROGRESS)
         self._db.execute(
             f"DELETE FROM events WHERE run = ?1 AND kind IN ({kinds}) AND seq <= (SELECT seq FROM events"  # noqa: S608

@@ -22,7 +22,7 @@ from fedelmy_node.domain.step_traits import DELIVER, operation_of
 
 
 def json_object(text: bytes) -> dict[str, Any]:
-    """A JSON object; ValueError or TypeError if it is none."""
+    """Return the JSON object in a text; raise ValueError or TypeError if it is not one."""
     value = json.loads(text)
     if not isinstance(value, dict):
         raise TypeError("not a JSON object")
@@ -30,13 +30,13 @@ def json_object(text: bytes) -> dict[str, Any]:
 
 
 def _added(row: sqlite3.Row, column: str, default: Any) -> Any:
-    """Return a column that a journal of an older version, which is read first, does not have."""
+    """Return a column; journals of older versions, which are read before migration, may lack it."""
     return row[column] if column in row.keys() else default  # noqa: SIM118 - it iterates over values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A plan that this site accepted, with what its preparation found out."""
+    """A plan that this site accepted, with the results of its preparation."""
 
     payload: bytes
     """The slice as the operator signed it."""
@@ -54,10 +54,10 @@ class Prepared:
     metadata: str = ""
     """The safetensors metadata that a bundle of this run must have; empty: it was not recorded."""
     specs: Mapping[str, BundleSpec] = field(default_factory=dict)
-    """Of operations whose bundles are other ones."""
+    """Specs of the operations whose bundles differ from `manifest`."""
 
     def spec_of(self, step: StepId) -> BundleSpec:
-        """Return what the bundle of a step has to be; the step may be at another site."""
+        """Return the spec of a step's bundle; the step may be at another site."""
         operation = operation_of(step)
         operation = self.slice.result if operation == DELIVER else operation
         known = self.specs.get(operation)
@@ -71,7 +71,7 @@ class Prepared:
 
     @property
     def sha256(self) -> str:
-        """Of the plan: what an administrator saw is what is approved."""
+        """Digest of the plan; an approval refers to it."""
         return hashlib.sha256(self.payload).hexdigest()
 
     @classmethod
@@ -122,13 +122,13 @@ class StepRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeRecord:
-    """Where a transfer (or a shortcut) is."""
+    """The state of an edge or a shortcut."""
 
     state: EdgeState
     sha256: str
     size: int
     origin: Origin
-    """Of a bundle that was received; of a way around: the steps that it leaves out, and why."""
+    """Of a received bundle; of a shortcut: the steps that it skips, and why."""
 
     @classmethod
     def from_row(cls, row: sqlite3.Row) -> Self:
@@ -142,19 +142,19 @@ class EdgeRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """One run as the journal has it."""
+    """One run in the journal."""
 
     state: RunState
     prepared: Prepared
     code: str
-    """Of the error, if it failed here."""
+    """Error code, if the run failed here."""
     message: str
     cancel: Signed | None
-    """The operator's word that it has ended, for neighbours that have not heard it."""
+    """The operator's signed cancel, to be passed on to neighbours."""
     changed_at: float
     steps: Mapping[StepId, StepRecord]
     edges: Mapping[EdgeId, EdgeRecord]
-    """Of edges and of shortcuts."""
+    """Edges and shortcuts."""
 
     @property
     def slice(self) -> Slice:
@@ -169,7 +169,7 @@ class RunRecord:
 
     @property
     def is_unapproved(self) -> bool:
-        """Whether this site's administrator has not agreed: then nothing begins, whatever comes."""
+        """Whether the administrator has not approved the run: until then, nothing begins."""
         return self.state == RunState.PENDING or self.code == "E-CONSENT-APPROVAL"
 
     def check_asked(self, plan_id: str) -> None:
@@ -179,7 +179,7 @@ class RunRecord:
         Older software does not say which plan it asks about.
         """
         if plan_id not in ("", self.slice.plan_id):
-            message = f"site {self.slice.site} has another plan of run {self.slice.run}"
+            message = f"site {self.slice.site} has a different plan for run {self.slice.run}"
             raise RunError("E-RUN-UNKNOWN", message)
 
     def check_takes(self, plan_id: str) -> None:
@@ -188,7 +188,7 @@ class RunRecord:
         """
         if self.slice.plan_id != plan_id or self.is_unapproved:
             message = (
-                f"run {self.slice.run} has another plan since the transfer was begun; begin anew"
+                f"run {self.slice.run} has a new plan since the transfer began; begin it again"
             )
             raise TransferError("E-TRANSFER-SEQUENCE", message)
 

@@ -18,7 +18,7 @@ TABLES: Final = {"runs": ("run",), "steps": ("run", "step"), "edges": ("run", "e
 """The protected tables and their keys."""
 _HINT: Final = (
     "Stop the node. Then restore a backup into an empty directory (`fedelmy-node restore`), or list"
-    " and give up what is damaged (`fedelmy-node repair`)."
+    " and drop the damaged parts (`fedelmy-node repair`)."
 )
 
 

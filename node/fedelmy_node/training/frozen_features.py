@@ -55,7 +55,7 @@ class _Head:
     path: str
     module: nn.Module
     shape: tuple[int, ...]
-    """Of the features of one sample."""
+    """Shape of the features of one sample."""
 
 
 def head_bench(model: FlatModel, job: Job, data: SiteData, speed: Acceleration) -> HeadBench | None:

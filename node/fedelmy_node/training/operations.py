@@ -107,10 +107,10 @@ class Operation:
         for role in roles:
             if role not in self.inputs:
                 message = f"invalid plan: {step.id} has an input {role[:40]!r}, which {step.kind}"
-                raise RunError("E-RUN-PLAN", f"{message} does not take")
+                raise RunError("E-RUN-PLAN", f"{message} does not accept")
         for role, takes in self.inputs.items():
             if not takes.allows(roles.count(role)):
-                message = f"invalid plan: {step.id} has {roles.count(role)} inputs {role!r}"
+                message = f"invalid plan: {step.id} has the wrong number of inputs {role!r}: {roles.count(role)}"
                 raise RunError("E-RUN-PLAN", message)
 
 

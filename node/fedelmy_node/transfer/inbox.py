@@ -116,7 +116,7 @@ class Inbox:
         with self._lock_of(offer.run, edge.id):
             record = self._journal.run(offer.run)
             if offer.plan_id != record.slice.plan_id:
-                message = "the offer belongs to another plan of a run of this name"
+                message = "the offer belongs to a different plan for a run of this name"
                 raise TransferError("E-TRANSFER-OFFER", message)
             have = record.edges[edge.id]
             if have.state == EdgeState.DONE:
@@ -162,7 +162,7 @@ class Inbox:
         """Receive the blocks of a bundle; return the receipt once it is journaled."""
         receiver = self._receivers.get((run, edge))
         if receiver is None or receiver.edge.sender != sender or receiver.offer.sha256 != sha256:
-            raise TransferError("E-TRANSFER-SEQUENCE", f"the transfer on {edge} was not begun")
+            raise TransferError("E-TRANSFER-SEQUENCE", f"the transfer on {edge} has not begun")
         self._journal.run(run).check_takes(receiver.offer.plan_id)
         stream = receiver.claim(first)
         try:

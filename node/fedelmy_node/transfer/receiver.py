@@ -149,7 +149,7 @@ class Receiver:
         """Return the number of the stream that starts at block `first`; each is claimed once."""
         with self._lock:
             if self._claimed or self._file is None:
-                raise _out_of_sequence(f"the transfer on {self.edge.id} was not begun")
+                raise _out_of_sequence(f"the transfer on {self.edge.id} has not begun")
             if first != self._next:
                 raise _out_of_sequence(f"expected block {self._next}, not {first}")
             self._claimed = True

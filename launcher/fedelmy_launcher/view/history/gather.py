@@ -72,7 +72,9 @@ def _read(
                 return
             many += 1
             if many >= _MOST_EVENTS or time.monotonic() > until:
-                message = f"{report.site} sends events without end; those after {many} are missing"
+                message = (
+                    f"{report.site} does not stop sending events; those after {many} are missing"
+                )
                 raise PeerError("E-PEER-PROTOCOL", message)
     except FedelmyError as error:
         if watchdog.expired:

@@ -47,7 +47,7 @@ def examine_files(
     yield from _permissions(directory, opened)
     yield from examine_identity(opened)
     if site not in (None, opened.subject.name):
-        message = f"site {site} is configured, the certificate says {opened.subject.name}"
+        message = f"site {site} is configured, but the certificate is for {opened.subject.name}"
         yield Finding.of(IdentityError("E-IDENTITY-SITE", message), _SUBJECT, "name")
 
 
@@ -56,7 +56,7 @@ def examine_identity(identity: Identity, now: datetime | None = None) -> Iterato
     now = now or datetime.now(UTC)
     leaf, flaw = parse_certificates(identity.certificate_pem, "certificate.pem")[0], identity.flaw
     if identity.subject.role != "site":
-        message = f"a node needs the certificate of a site, this is {identity.subject}'s"
+        message = f"a node needs a site's certificate, but this one is for {identity.subject}"
         yield Finding.of(IdentityError("E-IDENTITY-ROLE", message), _SUBJECT, "role")
     if flaw is not None and flaw.code != "E-IDENTITY-EXPIRED":
         yield Finding.of(flaw, _SUBJECT, "certificate")

@@ -103,8 +103,8 @@ def _classes(found: Inspection) -> Iterator[Finding]:
         return
     names = ", ".join(repr(name) for name in missing[:_SHOWN_CLASSES])
     fix = (
-        "If this site has such samples, name their class exactly so (a folder, a label)."
-        " If it has none, nothing is wrong: it teaches the model nothing about them."
+        "If this site has such samples, give their folder or label exactly this name."
+        " If it has none, nothing is wrong: the model learns nothing about them here."
     )
     facts["missing_classes"] = list(missing)
     message = f"no training sample of {names}; {message}"

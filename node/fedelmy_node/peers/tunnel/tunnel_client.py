@@ -29,7 +29,7 @@ _CALLS_AT_ONCE: Final = 48
 """Calls per peer, as many as the peer's budget allows; further rings are ignored."""
 _CONNECT_SECONDS: Final = 10.0
 _AFTERWARDS_SECONDS: Final = 86_400.0
-"""After a run is over here, neighbours may still ask how it ended."""
+"""Neighbours may still ask how a run ended after it has finished here."""
 
 Dial = Callable[[PeerAddress], RelayClient]
 
@@ -143,14 +143,14 @@ class _Stream:
             return error
         except Exception:  # keep retrying after an internal error
             if not self._stopped.is_set():
-                logger.exception("fault while waiting at %s", self._place)
+                logger.exception("internal error while waiting at %s", self._place)
             message = "internal error while waiting; see the node's log"
             return InternalError("E-INTERNAL", message)
-        reason = "the node there is shutting down, or this site waits there twice"
+        reason = "the node there is shutting down, or this site is waiting there twice"
         return PeerError("E-PEER-UNREACHABLE", reason)
 
     def _opened(self) -> None:
-        logger.info("waits at %s to be called back", self._place)
+        logger.info("waiting at %s to be called back", self._place)
         self.problem, self._was_open = "", True
         if self._place.site is None:
             self._met()
@@ -158,7 +158,7 @@ class _Stream:
     def _call_back(self, ring: str) -> None:
         if not self._calls.acquire(blocking=False):
             if not self._flooded:  # logged once, until there are fewer rings
-                logger.warning("%s rings more often than this site calls back", self._place)
+                logger.warning("%s requests calls faster than this site can call back", self._place)
             self._flooded = True
             return
         self._flooded = False
@@ -182,6 +182,6 @@ class _Stream:
         except OSError as error:
             logger.warning("cannot reach this node's own port: %s", error.strerror)
         except Exception:
-            logger.exception("fault while calling %s back", self._place)
+            logger.exception("internal error while calling %s back", self._place)
         finally:
             self._calls.release()

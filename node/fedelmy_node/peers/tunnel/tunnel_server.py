@@ -91,7 +91,7 @@ class TunnelServer:
         if before is not None:
             before.close()
         else:
-            logger.info("%s cannot be called, and waits here to be called back", site)
+            logger.info("%s cannot be called, and is waiting here to be called back", site)
         self._arrived(site)
         return rings
 
@@ -112,7 +112,7 @@ class TunnelServer:
         with self._lock:
             pending = self._pending.get(ring)
             if pending is None or pending.site != site:
-                raise PeerError("E-PEER-PROTOCOL", "nobody waits for this answer any more")
+                raise PeerError("E-PEER-PROTOCOL", "no caller is waiting for this answer any more")
             del self._pending[ring]
             pending.answered = True
         pending.done.set()
@@ -141,7 +141,7 @@ class TunnelServer:
         if not pending.answered:
             end.close()
             left = pending.done.is_set()
-            reason = "stopped waiting here" if left else "waits here but does not call back"
+            reason = "stopped waiting here" if left else "is waiting here but does not call back"
             raise PeerError("E-PEER-UNREACHABLE", f"{site} {reason}")
 
     def _note(self, site: SiteName) -> None:
@@ -163,7 +163,7 @@ class TunnelServer:
             del self._waiting[site]
             for ring in [ring for ring, each in self._pending.items() if each.site == site]:
                 self._pending.pop(ring).done.set()
-        logger.info("%s does not wait here any more", site)
+        logger.info("%s is no longer waiting here", site)
 
 
 def _not_waiting(site: SiteName) -> PeerError:
@@ -171,5 +171,5 @@ def _not_waiting(site: SiteName) -> PeerError:
         f'Start the node of {site} with direction = "pull" and this node as a --peer, '
         "or correct the address."
     )
-    message = f"{site} does not wait here to be called back"
+    message = f"{site} is not waiting here to be called back"
     return PeerError("E-PEER-UNREACHABLE", message, hint=hint)

@@ -44,7 +44,9 @@ def raw_data(
     labels = _key(names, where, "labels", "y")
     own_test = [key for key in (f"test_{kind}", "test_labels") if key in names]
     if len(own_test) == 1:
-        raise _bad(where, f"the source has {own_test[0]} alone; a test set is {kind} and labels")
+        raise _bad(
+            where, f"the source has only {own_test[0]}; a test set needs both {kind} and labels"
+        )
     values = [_label_values(get(key), where, key) for key in (labels, *own_test[1:])]
     named = _class_names(get("classes"), where) if "classes" in names else None
     classes, numbering = _numbering(named, values, where)
@@ -152,7 +154,7 @@ def load_npz(path: Path, *, vectors: bool = False) -> RawData:
     with map_read_errors(path), path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, NpzFile):
-            message = "the data file holds one array, not an archive of named arrays"
+            message = "the data file contains one array, not an archive of named arrays"
             raise DataError("E-DATA-FORMAT", message, private=str(path))
         read = partial(_read, path)
         return raw_data(archive.files, archive.__getitem__, read, str(path), vectors=vectors)

@@ -61,7 +61,7 @@ def _adapted(given: object, what: str) -> RawData:
     if isinstance(given, RawData):
         return given
     if not isinstance(given, Mapping):
-        message = f"{what} gives a {type(given).__name__}, not a dict with images and labels"
+        message = f"{what} returned a {type(given).__name__}, not a dict with images and labels"
         raise DataError("E-DATA-FORMAT", message)
     with foreign_code(what):
         arrays = {str(name): np.asanyarray(value) for name, value in given.items()}

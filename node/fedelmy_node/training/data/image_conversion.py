@@ -92,7 +92,7 @@ def _type_range(values: NDArray[Any], name: str) -> tuple[float, float]:
         return 0, 1
     # Clipping 0..255 floats or Hounsfield units to 0..1 would silently give black-and-white images.
     found = f"images have values of the type {values.dtype}"
-    message = f"{found}, and no window says what is black and white"
+    message = f"{found}, and no window defines black and white"
     private = f"{name} has values from {low} to {high}"
     raise DataError("E-DATA-FORMAT", message, hint=_WINDOW_HINT, private=private)
 

@@ -39,7 +39,7 @@ class Indices:
     indices: tuple[int, ...]
     """Positions in the pool, without duplicates."""
     alpha: float | None = None
-    """Of the Dirichlet distribution, if that was the method."""
+    """Parameter of the Dirichlet distribution, if that was the method."""
     sites: int | None = None
     """Number of parts of the partition."""
 

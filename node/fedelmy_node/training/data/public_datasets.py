@@ -51,7 +51,7 @@ def _cifar10_samples(root: Path, names: tuple[str, ...]) -> RawSamples:
     records = [_records(root / name) for name in names]
     labels = np.concatenate([part[:, 0] for part in records])
     if labels.max(initial=0) >= len(CIFAR10_CLASSES):
-        message = f"there is a label {labels.max()}, but CIFAR-10 has ten classes"
+        message = f"label {labels.max()} is out of range: CIFAR-10 has ten classes"
         raise DataError("E-DATA-FORMAT", message, private=str(root))
     images = ArrayImages(len(labels), partial(_pixels, records))
     return RawSamples(labels=labels.astype(np.int64), images=images)
@@ -74,7 +74,7 @@ def _records(path: Path) -> NDArray[np.uint8]:
     with map_read_errors(path):
         size = path.stat().st_size
         if size == 0 or size % _RECORD_BYTES:
-            message = f"{path.name} has {size} bytes, no multiple of {_RECORD_BYTES}"
+            message = f"{path.name} has {size} bytes, which is not a multiple of {_RECORD_BYTES}"
             raise DataError("E-DATA-FORMAT", message, private=str(path))
         return np.memmap(path, np.uint8, "r").reshape(-1, _RECORD_BYTES)
 
@@ -83,7 +83,9 @@ def load_digits() -> RawData:
     """The digits; their seventeen grey levels are scaled to 0..255."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise DataError("E-DATA-MISSING", "scikit-learn, which holds the digits, is not installed")
+        raise DataError(
+            "E-DATA-MISSING", "scikit-learn, which contains the digits, is not installed"
+        )
     with gzip.open(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",")
     grey = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
@@ -110,7 +112,7 @@ def _idx_samples(directory: Path, prefix: str, classes: int) -> RawSamples:
     path = _find(directory, f"{prefix}-labels", "idx1-ubyte")
     labels = _read_idx(path, dimensions=1)
     if labels.max(initial=0) >= classes:
-        message = f"there is a label {labels.max()}, but {classes} classes"
+        message = f"label {labels.max()} is out of range: there are {classes} classes"
         raise DataError("E-DATA-FORMAT", message, private=str(path))
     load = partial(_read_idx, _find(directory, f"{prefix}-images", "idx3-ubyte"), dimensions=3)
     return RawSamples(labels=labels.astype(np.int64), images=ArrayImages(len(labels), load))

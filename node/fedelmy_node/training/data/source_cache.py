@@ -18,7 +18,7 @@ from fedelmy_node.training.data import Source
 from fedelmy_node.training.data.sources import OPENER, Images, RawData, RawSamples, open_source
 
 _LIMIT_BYTES: Final = 2**30
-"""Of decoded images; others are read again each time."""
+"""Limit of decoded images; others are read again each time."""
 
 
 @contextmanager

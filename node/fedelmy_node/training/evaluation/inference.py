@@ -83,7 +83,7 @@ def load_model(file: Path | str, *, code: Collection[str] = ()) -> TrainedModel:
     with safe_open(file, framework="pt") as opened:
         description = parse_json((opened.metadata() or {}).get("fedelmy", "null").encode())
     if description is None:
-        hint = "Make one with `model export`."
+        hint = "Create one with `model export`."
         raise BundleError("E-BUNDLE-FORMAT", f"{file} is not an exported model", hint=hint)
     spec, task = ModelSpec(name=description["model"]), decode(Task, description["task"])
     tensors = safetensors.torch.load_file(file)

@@ -43,7 +43,7 @@ def export_onnx(found: ResultModel, out: Path) -> None:
     """Write the result of a run as one ONNX file, from `images` to `probabilities`."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        message = f"ONNX needs {', '.join(missing)}, which this environment does not have"
+        message = f"ONNX needs {', '.join(missing)}, which is not installed"
         hint = "Run `pip install 'fedelmy[onnx]'`."
         raise ConfigError("E-CONFIG-EXTENSION", message, hint=hint)
     trained = load_result(found)
@@ -91,5 +91,5 @@ def _compare(data: bytes, predictor: nn.Module, images: Tensor) -> None:
             wanted = predictor(batch)
         apart = float((torch.from_numpy(found) - wanted).abs().max())
         if not apart <= _TOLERANCE:
-            message = f"the ONNX file predicts otherwise than the model: {apart:.2g} apart"
+            message = f"the ONNX file and the model predict differently: {apart:.2g} apart"
             raise TrainingError("E-TRAINING-MODEL", message)

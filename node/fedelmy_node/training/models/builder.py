@@ -58,7 +58,7 @@ def _construct(factory: Factory, spec: ModelSpec, task: Task) -> nn.Module:
     except _model_errors(spec) as error:
         raise _unfit(spec, task, error) from error
     if not isinstance(module, nn.Module):
-        reason = f"its function gives a {type(module).__name__}, not a torch.nn.Module"
+        reason = f"its function returned a {type(module).__name__}, not a torch.nn.Module"
         raise _unfit(spec, task, reason)
     return module
 
@@ -89,5 +89,5 @@ def _unfit(spec: ModelSpec, task: Task, reason: object) -> TrainingError:
     if model_origin(spec.name) and isinstance(reason, Exception):
         # Messages of third-party code may contain private data.
         why, private = f"its code raised {type(reason).__name__}", why
-    message = f"model {spec.name!r} does not take {wanted}: {why}"
+    message = f"model {spec.name!r} does not accept {wanted}: {why}"
     return TrainingError("E-TRAINING-MODEL", message, private=private)

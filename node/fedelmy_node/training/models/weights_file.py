@@ -104,7 +104,7 @@ def _read(directory: Path | None, wanted: WeightsFile) -> bytes:
         found = found or (digest if path in named else "")
     private = str(directory or "")
     if found:
-        message = f"{wanted.file} at this site is another file: its sha256 is {found}"
+        message = f"{wanted.file} at this site is a different file: its sha256 is {found}"
         message = f"{message}, the plan's is {wanted.sha256}"
         raise BundleError("E-WEIGHTS-DIGEST", message, private=private)
     message = f"this site has no weights {wanted.file} with sha256 {wanted.sha256}"

@@ -88,7 +88,7 @@ def operations_of(name: str) -> Mapping[str, Operation]:
     declared: object = strategy_for(name).OPERATIONS
     found = {**DEFAULTS, **declared} if isinstance(declared, Mapping) else {}
     if not found or not all(isinstance(each, Operation) for each in found.values()):
-        wrong = "its OPERATIONS is not a table of operations"
+        wrong = "its OPERATIONS is not a dict of operations"
         raise ConfigError("E-CONFIG-EXTENSION", f"strategy {name!r} cannot be used: {wrong}")
     return found
 
@@ -140,6 +140,6 @@ def effort_of(recipe: Recipe, *, begins: bool, operation: str = TRAIN) -> Effort
     with INSTALLED.foreign(name):
         effort: object = known.effort(settings, recipe.training, begins=begins)
     if not isinstance(effort, Effort):
-        wrong = f"its effort is a {type(effort).__name__}, no Effort"
+        wrong = f"its effort is a {type(effort).__name__}, not an Effort"
         raise ConfigError("E-CONFIG-EXTENSION", f"strategy {name!r} cannot be used: {wrong}")
     return effort

@@ -85,17 +85,17 @@ Change = Callable[[Slice], Slice]
         (
             "distils",
             lambda plan: changed(plan, "distil.4@c", roles=("model", "teacher", "priest")),
-            "distil.4@c has an input 'priest', which distil does not take",
+            "distil.4@c has an input 'priest', which distil does not accept",
         ),
         (
             "distils",
             lambda plan: changed(plan, "distil.4@c", roles=("teacher",) * 3),
-            "distil.4@c has 0 inputs 'model'",
+            "distil.4@c has the wrong number of inputs 'model': 0",
         ),
         (
             "distils",
             lambda plan: changed(plan, "distil.4@c", roles=("model", "model", "teacher")),
-            "distil.4@c has 2 inputs 'model'",
+            "distil.4@c has the wrong number of inputs 'model': 2",
         ),
         (
             "votes",
@@ -145,7 +145,7 @@ def test_a_site_refuses_a_plan_that_is_not_for_the_strategy_it_has(
         (lambda plan: replace(plan, operations={}), "operation collect is not declared"),
         (
             lambda plan: changed(plan, "collect.7@c", roles=("model",)),
-            "collect.7@c has a role per need",
+            "collect.7@c must have one role per need",
         ),
         (
             lambda plan: changed(plan, "collect.7@c", roles=("", "model")),
@@ -184,7 +184,7 @@ def test_what_may_not_leave_its_site_is_not_sent() -> None:
     [
         (
             {"absence": SKIP},
-            "strategy 'votes' cannot go on without operation 'collect', so a, b, c cannot be",
+            "strategy 'votes' cannot continue without operation 'collect', so a, b, c cannot be",
         ),
         ({"topology": "ring"}, "strategy 'votes' has a topology of its own, so it cannot be set"),
         ({"topology_settings": {"rounds": 2}}, "has a topology of its own"),

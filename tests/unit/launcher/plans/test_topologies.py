@@ -251,7 +251,7 @@ def test_one_visit_of_several_that_was_left_out() -> None:
     origins = {SiteName(site): Origin(contributors=inside, skipped=(skip,)) for site in "abc"}
     outcome = outcome_of(plan.steps, done, {SiteName("a"): Result("ab", 1)}, origins)
     (said,) = outcome.sentences()
-    assert "part of its work is not in the result (train.5@b)" in said
+    assert "part of its training is not in the result (train.5@b)" in said
 
 
 def test_an_estimate_counts_what_happens_at_once_once() -> None:

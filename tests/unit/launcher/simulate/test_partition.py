@@ -113,7 +113,7 @@ def test_few_samples_lower_the_smallest_part() -> None:
         ({"sites": 2, "method": "iid", "alpha": 0.5}, "iid has no skew"),
         ({"sites": 2, "method": "dirichlet", "alpha": 0}, "alpha must be above 0"),
         ({"sites": 2, "method": "dirichlet", "alpha": float("nan")}, "alpha must be above 0"),
-        ({"sites": 10, "method": "dirichlet", "alpha": 1e-3}, "no draw of 1000"),
+        ({"sites": 10, "method": "dirichlet", "alpha": 1e-3}, "none of 1000 draws"),
     ],
 )
 def test_what_cannot_be_done_is_said(arguments: dict[str, Any], words: str) -> None:

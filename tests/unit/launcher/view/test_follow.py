@@ -132,7 +132,7 @@ def test_a_silent_site_that_was_skipped_keeps_nobody_waiting(
     assert show_result(progress, as_json=False) == EXIT_SUBSET
     said = capsys.readouterr().out
     assert (
-        "skipped       south: its work is not in the result; was out of reach for 5 s (E-PEER-UNREACHABLE)"
+        "skipped       south: its training is not in the result; was out of reach for 5 s (E-PEER-UNREACHABLE)"
         in said
     )
     assert "trained by    north" in said
@@ -219,7 +219,7 @@ def test_a_node_that_shuts_down_has_not_failed(
 def test_a_site_that_lost_the_run_is_the_end_if_nothing_leads_around_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lost = RunError("E-RUN-UNKNOWN", "site south knows no run 'run-1'")
+    lost = RunError("E-RUN-UNKNOWN", "run 'run-1' not found at site south")
     told = {
         "north": Told(events("north", run_state("running")), None, DOWN),
         "south": Told([], None, lost),

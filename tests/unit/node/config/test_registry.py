@@ -228,7 +228,7 @@ def test_a_model_that_is_code_is_built_only_where_it_is_allowed(own: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("function", "says"), [("broken", "its code raised KeyError"), ("number", "gives a int")]
+    ("function", "says"), [("broken", "its code raised KeyError"), ("number", "returned a int")]
 )
 def test_a_function_that_makes_no_model_is_refused_and_keeps_its_secrets(
     own: str, function: str, says: str
@@ -286,7 +286,7 @@ def test_arrays_of_a_function_are_a_source(own: str, tmp_path: Path) -> None:
         ("arrays:/not/there", "E-DATA-SOURCE", "it raised FileNotFoundError"),
         ("absent", "E-DATA-SOURCE", "it raised AttributeError"),
         ("few", "E-DATA-FORMAT", "must have one array labels or y"),
-        ("nothing", "E-DATA-FORMAT", "gives a NoneType, not a dict"),
+        ("nothing", "E-DATA-FORMAT", "returned a NoneType, not a dict"),
     ],
 )
 def test_a_function_that_gives_no_data_is_refused(

@@ -86,7 +86,7 @@ def test_who_does_not_wait_is_not_reached_and_nothing_is_written_down(board: Boa
     board.rings(WEST)
     assert board.join(SOUTH) is None
     error = Caller(board).outcome()
-    assert error.code == "E-PEER-UNREACHABLE" and "does not wait here" in error.message
+    assert error.code == "E-PEER-UNREACHABLE" and "is not waiting here" in error.message
     assert 'direction = "pull"' in error.hint
     assert board.acts == []
 

@@ -195,7 +195,7 @@ def test_what_onnx_needs_and_is_not_installed_is_named(
 
 
 class Moody(nn.Module):
-    """A model that predicts otherwise when it is exported."""
+    """A model that and the model predict differently when it is exported."""
 
     def forward(self, images: Tensor) -> Tensor:
         scores = images.flatten(1)[:, :10]
@@ -210,6 +210,6 @@ def test_a_file_that_predicts_otherwise_is_not_written(
     found = make("fedelmy")
     trained = TrainedModel(module=Moody(), task=recipe().task)
     monkeypatch.setattr(onnx_export, "load_result", lambda found: trained)
-    with pytest.raises(TrainingError, match=r"E-TRAINING-MODEL.*predicts otherwise"):
+    with pytest.raises(TrainingError, match=r"E-TRAINING-MODEL.*and the model predict differently"):
         onnx_export.export_onnx(found, tmp_path / "result.onnx")
     assert not (tmp_path / "result.onnx").exists()

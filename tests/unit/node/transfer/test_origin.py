@@ -188,7 +188,7 @@ def test_honest_sites_do_not_contradict_each_other() -> None:
         (
             SKIPS,
             origin("train.9@ghost"),
-            "d says that train.9@ghost is in the model; no site of this run knows a site",
+            "d says that train.9@ghost is in the model; this run has no site",
         ),
         (
             WAITS,
