@@ -221,7 +221,7 @@ class Node:
         """Return why the node as a whole does not work; empty if it does."""
         if self._fault is not None or not self._executor.is_alive:
             return "the executor has stopped"
-        return "the node shuts down" if self.stopping.is_set() else ""
+        return "the node is shutting down" if self.stopping.is_set() else ""
 
     def _metrics_address(self) -> str:
         return self._metrics.address if self._metrics is not None else ""

@@ -126,7 +126,10 @@ def _dirichlet(
         parts = _skewed_draw(labels, sites, alpha, random)
         if min(len(part) for part in parts) >= smallest:
             return parts
-    message = f"none of {_DRAWS} draws with alpha {alpha} gave all {sites} sites at least {smallest} samples"
+    message = (
+        f"none of {_DRAWS} draws with alpha {alpha} gave all {sites} sites"
+        f" at least {smallest} samples"
+    )
     hint = "Raise alpha, use fewer sites or more data, or try another seed."
     raise ConfigError("E-CONFIG-VALUE", message, hint=hint)
 

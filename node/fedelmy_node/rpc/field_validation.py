@@ -44,8 +44,8 @@ M = TypeVar("M", bound=Message)
 MAX_SIGNATURE_BYTES: Final = 512
 """Limit of a signature; ECDSA P-256 needs 72 bytes."""
 MAX_BEGIN_BYTES: Final = 1024 * 1024
-"""Limit of an offer: 10,000 tensors and the origin. An empty list entry has two bytes on the wire and
-fifty in memory, so 4 MiB could become 100 MiB.
+"""Limit of an offer: 10,000 tensors and the origin. An empty list entry has two bytes on the wire
+and fifty in memory, so 4 MiB could become 100 MiB.
 """
 MAX_LABELS: Final = 1000
 """Limit of the contracts and of the peers in a description."""

@@ -98,7 +98,8 @@ class Loop:
             self._faulted(error)
         except Exception as error:
             logger.exception(
-                "internal error in the executor; the node stops, and continues from its journal when restarted"
+                "internal error in the executor; the node stops, and continues from its journal"
+                " when restarted"
             )
             self._faulted(error)
         finally:

@@ -100,7 +100,7 @@ class EventStream(Stream):
 
 
 class StateStream(Stream, Generic[T]):
-    """Stream the result of `look` for a run, now and after each change, until the run has ended here.
+    """Stream the result of `look` for a run, now and after each change, until it ends here.
 
     `ended` is called once, when the stream is closed.
     """

@@ -304,7 +304,7 @@ class Journal:
 
     def _error(self, error: sqlite3.Error, what: str) -> FedelmyError:
         if self._ended and isinstance(error, sqlite3.ProgrammingError):  # the database is closed
-            return PeerError("E-PEER-UNREACHABLE", "the node shuts down")
+            return PeerError("E-PEER-UNREACHABLE", "the node is shutting down")
         return store_error(error, what)
 
     @contextmanager
