@@ -273,7 +273,7 @@ def test_administration_needs_a_daemon(tmp_path: Path) -> None:
     typo = run("fedelmy_node", "runs", "list", "--state", str(tmp_path / "nort")).failed(
         "E-STORE-DAEMON", 7
     )
-    assert "give the site's with --state" in typo.err
+    assert "pass the site's directory with --state" in typo.err
 
 
 def test_another_federations_operator_is_refused(bed: Bed, tmp_path: Path) -> None:

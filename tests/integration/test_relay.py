@@ -261,7 +261,7 @@ def test_only_the_site_that_was_rung_may_answer(scene: Scene) -> None:
     ).start()
     ring = next(rings).id
     thief = Talk(scene.stub(member(scene.ca, "west")).Answer, Carried(ring=ring))
-    with pytest.raises(PeerError, match="nobody waits for this answer"):
+    with pytest.raises(PeerError, match="no caller is waiting for this answer"):
         thief.hear()
     with pytest.raises(FedelmyError, match="E-IDENTITY-ROLE"):
         Talk(scene.stub(scene.operator).Answer, Carried(ring=ring)).hear()

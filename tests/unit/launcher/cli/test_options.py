@@ -51,14 +51,14 @@ def test_a_site_replaces_the_file(here: Path) -> None:
     (here / "federation.toml").touch()
     found = target_of([RUN], None, "north.example:50051")
     assert (found.federation, found.at, found.run) == (None, "north.example:50051", RUN)
-    with pytest.raises(ConfigError, match="both say"):
+    with pytest.raises(ConfigError, match="both specify the sites"):
         target_of(["x.toml"], None, "north.example:50051")
     with pytest.raises(ConfigError, match="E-CONFIG-ADDRESS"):
         target_of([RUN], None, "north.example")
 
 
 def test_without_either_both_are_named(here: Path) -> None:
-    with pytest.raises(ConfigError, match="no federation") as raised:
+    with pytest.raises(ConfigError, match=r"federation.toml not found") as raised:
         target_of([RUN], None, None)
     assert "--at" in raised.value.hint
     assert federation_file(Path("/else/f.toml"), None) == Path("/else/f.toml")

@@ -119,7 +119,7 @@ def test_a_ring_that_nobody_answers_ends(board: Board, monkeypatch: pytest.Monke
     rings = iter(board.rings(SOUTH))
     error = Caller(board).outcome()
     assert error.code == "E-PEER-UNREACHABLE" and "does not call back" in error.message
-    with pytest.raises(FedelmyError, match="nobody waits for this answer"):
+    with pytest.raises(FedelmyError, match="no caller is waiting for this answer"):
         board.answer(SOUTH, next(rings))  # too late
 
 

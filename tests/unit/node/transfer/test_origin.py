@@ -193,7 +193,7 @@ def test_honest_sites_do_not_contradict_each_other() -> None:
         (
             WAITS,
             origin("train.1@a", without=("train.2@b",), by="a"),
-            "d says that a skipped train.2@b; by the",
+            "d says that a skipped train.2@b; according to the",
         ),
     ],
 )
