@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fedelmy_launcher.control.outcome import contradictions_of
+from fedelmy_launcher.control.contributors import contradictions_of
 from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
 from fedelmy_node.domain.names import StepId
 from fedelmy_node.domain.step_traits import DELIVER, TRAIN
 from fedelmy_node.run.inputs import origin_of
+from fedelmy_node.run.patience import needed_neighbours
 from fedelmy_node.run.run_report import report_of
-from fedelmy_node.run.unreachable_policy import needed_neighbours
 from fedelmy_node.store.records import RunRecord
 from tests.chaos.chance import Choices, Odds
 from tests.chaos.mishaps import FaultError

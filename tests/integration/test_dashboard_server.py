@@ -16,8 +16,9 @@ import pytest
 from fedelmy_launcher.control.find_run import ReportedRun, ReportedStep
 from fedelmy_launcher.control.sites import Sites
 from fedelmy_launcher.view.dashboard.board import Board, Watched
-from fedelmy_launcher.view.dashboard.follower import Follower, Painter
+from fedelmy_launcher.view.dashboard.follower import Follower
 from fedelmy_launcher.view.dashboard.http import DashboardServer
+from fedelmy_launcher.view.dashboard.painter import Painter
 from fedelmy_launcher.view.history.fold import RunHistory
 from fedelmy_node.domain.events import Event, EventKind
 from fedelmy_node.domain.names import RunId, SiteName, StepId

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fedelmy_launcher.control.outcome import OutlineStep, knows_all_sites
+from fedelmy_launcher.control.contributors import OutlineStep, knows_all_sites
 from fedelmy_launcher.control.sites import Refusal, Sites
 from fedelmy_node.domain.errors import RunError
 from fedelmy_node.domain.names import Address, RunId, SiteName, StepId, edge_ends, site_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from fedelmy_launcher.control.outcome import (
+from fedelmy_launcher.control.contributors import (
     SKIPPED_BY_OTHERS,
     Outline,
     Result,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from fedelmy_launcher.control.outcome import OutlineStep
+from fedelmy_launcher.control.contributors import OutlineStep
 from fedelmy_node.domain.names import site_of
 from fedelmy_node.domain.step_traits import MERGE, TRAIN
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from fedelmy_launcher.control.outcome import (
+from fedelmy_launcher.control.contributors import (
     Outcome,
     Outline,
     OutlineStep,

@@ -16,12 +16,12 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from fedelmy_node.domain.backoff import WATCH_PAUSES, Backoff
 from fedelmy_node.domain.errors import FedelmyError, InternalError, PeerError, RunError
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import NeighbourState
+from fedelmy_node.domain.retry_pauses import WATCH_PAUSES, Backoff
 from fedelmy_node.peers.connections import Peers
 from fedelmy_node.rpc.clients import PeerClient
 

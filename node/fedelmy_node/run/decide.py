@@ -12,12 +12,12 @@ from typing import Final, assert_never
 
 from fedelmy_node.consent import approval
 from fedelmy_node.consent.signed_commands import Cancel, decode_cancel
-from fedelmy_node.domain.backoff import FULL_DISK_PAUSES, pause_after
 from fedelmy_node.domain.errors import FedelmyError, RunError
 from fedelmy_node.domain.events import AHEAD, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId
 from fedelmy_node.domain.plan_steps import Edge
 from fedelmy_node.domain.reports import NeighbourState
+from fedelmy_node.domain.retry_pauses import FULL_DISK_PAUSES, pause_after
 from fedelmy_node.domain.text import clean
 from fedelmy_node.run.actions import Decision, RemoveCheckpoints, RetrySends, RetryWatch, Warn
 from fedelmy_node.run.damaged_bundles import check_repeated, repair_inputs, repair_output

@@ -46,6 +46,7 @@ from fedelmy_node.run.actions import (
 from fedelmy_node.run.decide import decide
 from fedelmy_node.run.event_loop import Loop
 from fedelmy_node.run.memory import Memory
+from fedelmy_node.run.patience import absences
 from fedelmy_node.run.run_events import (
     BundleReceived,
     NeighbourCalled,
@@ -73,7 +74,6 @@ from fedelmy_node.run.run_events import (
     TimerFired,
     describe,
 )
-from fedelmy_node.run.unreachable_policy import absences
 from fedelmy_node.run.workspace import Workspace
 from fedelmy_node.store.audit_log import Act, Record, silent
 from fedelmy_node.store.changes import Change

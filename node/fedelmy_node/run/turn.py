@@ -32,19 +32,14 @@ from fedelmy_node.run.inputs import delivered_bundle, has_inputs, origin_of
 from fedelmy_node.run.memory import Memory, Sighting
 from fedelmy_node.run.neighbour_state import apply_states, lost_input
 from fedelmy_node.run.outputs import edges_after, is_complete, is_superseded, to_send
-from fedelmy_node.run.routes_around import (
+from fedelmy_node.run.patience import Patience, heard_neighbours, needed_neighbours, patience_ends
+from fedelmy_node.run.run_events import Now
+from fedelmy_node.run.skip_routes import (
     dead_ends,
     impossible_repeat,
     needless_repeats,
     obsolete_steps,
     routes_around,
-)
-from fedelmy_node.run.run_events import Now
-from fedelmy_node.run.unreachable_policy import (
-    Patience,
-    heard_neighbours,
-    needed_neighbours,
-    patience_ends,
 )
 from fedelmy_node.store.audit_log import Act
 from fedelmy_node.store.changes import Draft

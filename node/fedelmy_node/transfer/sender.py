@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from fedelmy_node.domain.artifact import Parcel, Receipt
-from fedelmy_node.domain.backoff import TRANSFER_PAUSES, Backoff
 from fedelmy_node.domain.blocks import SMALLEST_BLOCK_BYTES
 from fedelmy_node.domain.errors import (
     BundleError,
@@ -22,6 +21,7 @@ from fedelmy_node.domain.errors import (
     TransferError,
 )
 from fedelmy_node.domain.plan_steps import Edge
+from fedelmy_node.domain.retry_pauses import TRANSFER_PAUSES, Backoff
 from fedelmy_node.peers.connections import TransferSlots
 from fedelmy_node.store.durable_files import check_intact
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from fedelmy_launcher.control.outcome import contradictions_of
+from fedelmy_launcher.control.contributors import contradictions_of
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.plan_steps import Edge, Step
@@ -12,9 +12,9 @@ from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, TRAIN
 from fedelmy_node.run import actions as act
 from fedelmy_node.run.inputs import origin_of
 from fedelmy_node.run.outputs import to_send
+from fedelmy_node.run.patience import needed_neighbours
 from fedelmy_node.run.run_events import StepFinished
 from fedelmy_node.run.run_report import report_of
-from fedelmy_node.run.unreachable_policy import needed_neighbours
 from fedelmy_node.store.records import RunRecord
 from tests.chaos.core.entries import Entry, FaultError
 from tests.chaos.core.site import DAMAGED, Daemon, Site, result_file

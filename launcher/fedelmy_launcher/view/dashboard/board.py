@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from fedelmy_launcher.control.sites import Sites, expiry_warnings
 from fedelmy_launcher.control.status import worst_state
-from fedelmy_launcher.view.dashboard.follower import Follower, Painter
+from fedelmy_launcher.view.dashboard.follower import Follower
+from fedelmy_launcher.view.dashboard.painter import Painter
 from fedelmy_node.domain.errors import FedelmyError
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import RunId, SiteName

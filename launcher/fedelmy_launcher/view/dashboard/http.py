@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from fedelmy_launcher.view.dashboard.board import Board, CrowdedError
-from fedelmy_launcher.view.dashboard.page_state import Feed
+from fedelmy_launcher.view.dashboard.feed import Feed
 from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.names import RunId, run_id
 from fedelmy_node.ops.http_server import HttpHandler, HttpServer

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fedelmy_launcher.control.outcome import Outline
+from fedelmy_launcher.control.contributors import Outline
 from fedelmy_launcher.control.status import run_state
 from fedelmy_launcher.view.graph_layout import shape_of
 from fedelmy_launcher.view.history.activity import SiteSpans

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from fedelmy_launcher.view.report.byte_charts import bytes_against_paper, methods_compared
 from fedelmy_launcher.view.report.charts import (
     class_histograms,
     class_names,
@@ -19,7 +20,6 @@ from fedelmy_launcher.view.report.pool_charts import pool_accuracies, pool_dista
 from fedelmy_launcher.view.report.rendering import render
 from fedelmy_launcher.view.report.run_picture import run_picture
 from fedelmy_launcher.view.report.timeline import timeline
-from fedelmy_launcher.view.report.traffic import bytes_against_paper, methods_compared
 from fedelmy_node.domain.errors import CATALOGUE
 
 _MAX_LINES: Final = 4000

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from fedelmy_launcher.control.contributors import Outline
 from fedelmy_launcher.control.event_streams import Streams
-from fedelmy_launcher.control.outcome import Outline
 from fedelmy_launcher.control.sites import Sites, expiry_warnings
 from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_launcher.view.site_progress import SiteProgress

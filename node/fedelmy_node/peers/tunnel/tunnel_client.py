@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from fedelmy_node.config.site_file import SiteConfig
-from fedelmy_node.domain.backoff import TUNNEL_PAUSES, Backoff
 from fedelmy_node.domain.errors import FedelmyError, InternalError, PeerError
 from fedelmy_node.domain.names import Address, PeerAddress
+from fedelmy_node.domain.retry_pauses import TUNNEL_PAUSES, Backoff
 from fedelmy_node.peers.connections import Peers
 from fedelmy_node.rpc.clients import RelayClient
 from fedelmy_node.store.journal import Journal

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedelmy_launcher.control.checks import estimate
+from fedelmy_launcher.control.contributors import Result, outcome_of
 from fedelmy_launcher.control.find_run import reported_run
-from fedelmy_launcher.control.outcome import Result, outcome_of
 from fedelmy_launcher.plans.compiler import compile_plan, load_federation, signed_slices
 from fedelmy_launcher.simulate.simulation import Simulation
 from fedelmy_launcher.view.progress import RunProgress

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from fedelmy_launcher.cli.report import report
 from fedelmy_launcher.view.history.fold import RunHistory
 from fedelmy_launcher.view.report import charts, pool_charts
+from fedelmy_launcher.view.report.byte_charts import bytes_against_paper
 from fedelmy_launcher.view.report.page import page, read_history, write_page, write_report
 from fedelmy_launcher.view.report.run_picture import run_picture
 from fedelmy_launcher.view.report.sections import SECTIONS, section
 from fedelmy_launcher.view.report.timeline import timeline
-from fedelmy_launcher.view.report.traffic import bytes_against_paper
 from fedelmy_node.config.decode import encode
 from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.federation import Training

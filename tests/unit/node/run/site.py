@@ -10,7 +10,7 @@ from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, run_id
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.plan_steps import Edge, Route
-from fedelmy_node.run.routes_around import routes_around
+from fedelmy_node.run.skip_routes import routes_around
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
 from tests.support import journal_writes

@@ -11,7 +11,7 @@ from fedelmy_node.domain.names import EdgeId, SiteName, StepId
 from fedelmy_node.domain.plan_steps import Shortcut
 from fedelmy_node.domain.reports import NeighbourState
 from fedelmy_node.run.neighbour_state import apply_states, edge_after, state_for
-from fedelmy_node.run.routes_around import obsolete_steps
+from fedelmy_node.run.skip_routes import obsolete_steps
 from tests.support.journal_writes import write
 from tests.unit.node.run.site import Site, skipping
 

@@ -6,7 +6,7 @@ from fedelmy_node.domain.events import EdgeState
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.run.neighbour_state import state_for
 from fedelmy_node.run.outputs import is_complete, is_released, is_settled, is_superseded
-from fedelmy_node.run.unreachable_policy import needed_neighbours
+from fedelmy_node.run.patience import needed_neighbours
 from tests.support.federations import make_plan
 from tests.unit.node.run.site import Site
 

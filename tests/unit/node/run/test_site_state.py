@@ -16,8 +16,8 @@ from fedelmy_node.run.actions import QueueStep
 from fedelmy_node.run.decide import decide
 from fedelmy_node.run.inputs import has_inputs, state_source, state_users
 from fedelmy_node.run.memory import Memory
-from fedelmy_node.run.routes_around import needless_repeats
 from fedelmy_node.run.run_events import BundleReceived, Now, RunEvent, StepFailed, StepFinished
+from fedelmy_node.run.skip_routes import needless_repeats
 from tests.support import methods
 from tests.support.federations import make_plan
 from tests.support.journal_writes import finish_step, set_step

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fedelmy_launcher.control.contributors import contradictions_of
 from fedelmy_launcher.control.find_run import reported_run
-from fedelmy_launcher.control.outcome import contradictions_of
 from fedelmy_launcher.control.sites import Sites
 from fedelmy_launcher.control.status import RunStatus
 from fedelmy_launcher.plans.compiler import signed_slices

@@ -4,8 +4,8 @@ the end.
 
 from __future__ import annotations
 
+from fedelmy_launcher.control.contributors import Result, outcome_of
 from fedelmy_launcher.control.find_run import reported_run
-from fedelmy_launcher.control.outcome import Result, outcome_of
 from fedelmy_launcher.control.status import RunStatus, waits_for
 from fedelmy_node.domain.errors import PeerError, RunError
 from fedelmy_node.domain.events import RunState, StepState

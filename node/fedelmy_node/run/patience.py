@@ -18,7 +18,7 @@ from fedelmy_node.domain.reports import Absent
 from fedelmy_node.run.inputs import open_routes
 from fedelmy_node.run.memory import Memory
 from fedelmy_node.run.outputs import is_released, unwilling
-from fedelmy_node.run.routes_around import skipped_sites
+from fedelmy_node.run.skip_routes import skipped_sites
 from fedelmy_node.store.records import RunRecord
 
 _ANSWERS: Final = ("E-RUN-UNKNOWN", "E-RUN-CANCELLED")

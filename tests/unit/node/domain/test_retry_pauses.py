@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedelmy_node.domain.backoff import Backoff
+from fedelmy_node.domain.retry_pauses import Backoff
 
 
 def test_delays_double_up_to_the_limit_and_start_over() -> None:

@@ -10,13 +10,8 @@ from fedelmy_node.domain.events import EdgeState
 from fedelmy_node.domain.names import EdgeId, SiteName
 from fedelmy_node.run.decide import decide
 from fedelmy_node.run.memory import Memory, Sighting
+from fedelmy_node.run.patience import Patience, heard_neighbours, needed_neighbours, patience_ends
 from fedelmy_node.run.run_events import BundleReceived, NeighbourLost, Now, SendFailed, TimerFired
-from fedelmy_node.run.unreachable_policy import (
-    Patience,
-    heard_neighbours,
-    needed_neighbours,
-    patience_ends,
-)
 from tests.unit.node.run.site import Site, names
 
 C = Site("c")

@@ -8,8 +8,8 @@ from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.run.inputs import has_inputs, origin_of
 from fedelmy_node.run.neighbour_state import state_for
 from fedelmy_node.run.outputs import is_complete, is_released, to_send
-from fedelmy_node.run.routes_around import dead_ends, obsolete_steps, routes_around
-from fedelmy_node.run.unreachable_policy import needed_neighbours
+from fedelmy_node.run.patience import needed_neighbours
+from fedelmy_node.run.skip_routes import dead_ends, obsolete_steps, routes_around
 from tests.support.journal_writes import write
 from tests.unit.node.run.site import Site, names
 
