@@ -7,15 +7,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from fedelmy_node import load_model
-from tests.e2e.support.testbed import Bed, launched, run
+from tests.e2e.support.testbed import Bed, Site, launched, run
 from tests.e2e.support.witness import Witness, wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
@@ -29,6 +31,54 @@ version = "2"
 [project.entry-points."fedelmy.strategies"]
 fedelmy = "rubble"
 rubble = "rubble.nowhere"
+"""
+MORTAL = '''
+"""The method of the page, in daemons that kill themselves around the commit of a step.
+
+They do so once for every file `written-STEP` (what the trainer wrote is complete, the transaction
+is open) and `committed-STEP` (it is committed, and nothing was done about it) beside the federation.
+"""
+
+import os, signal
+from pathlib import Path
+
+from fedelmy_node.store.changes import StepChange
+from fedelmy_node.store.journal import Journal
+from ward.votes import OPERATIONS, RESULT, Settings, wire
+
+_apply, _publish = Journal._apply, Journal._publish
+committed = []
+
+
+def die(when, step):
+    order = Path(f"{when}-{step}")
+    if order.exists():
+        order.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def apply(self, run, change):
+    _apply(self, run, change)
+    if isinstance(change, StepChange) and change.record.state == "done":
+        die("written", change.step)
+        committed.append(change.step)
+
+
+def publish(self, events):
+    while committed:
+        die("committed", committed.pop())
+    _publish(self, events)
+
+
+Journal._apply, Journal._publish = apply, publish
+'''
+MORTAL_PACKAGE = """
+[project]
+name = "mortal"
+version = "1"
+
+[project.entry-points."fedelmy.strategies"]
+mortal = "mortal"
 """
 
 
@@ -159,29 +209,55 @@ def test_a_real_site_runs_the_code_that_it_lists_and_no_other(
     assert "ward.models:other" in refused.out and "allowed: ward.models:tiny" in refused.out
 
 
-def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
-    ward: Path, make_bed: Callable[..., Bed]
-) -> None:
-    """Two operations, a state at every site, and an ensemble as the result."""
+@pytest.fixture(scope="module")
+def votes(ward: Path, make_bed: Callable[..., Bed]) -> tuple[Bed, dict[str, Any]]:
+    """Two sites with the method of the page, and what comes out in simulation."""
+    (ward / "mortal.py").write_text(MORTAL)
+    install(ward, MORTAL_PACKAGE)
     bed = make_bed("north", "south")
-    north, south = bed.sites["north"], bed.sites["south"]
     bed.partition()
+    north, south = bed.sites.values()
     south.start()
     north.start("--indices", "parts/north.json", "--peer", south.address)
     south.stop()
-    again = ("--indices", "parts/south.json", "--peer", north.address)
-    south.start(*again, listen=south.address)
+    again(south)
     bed.write_file()
-    text = re.sub(
-        r"\[strategy\].*", '[strategy]\nname = "votes"\n', bed.file.read_text(), flags=re.S
-    )
-    bed.file.write_text(text.replace("epochs = 2", "epochs = 8"))
+    method(bed, "votes")
+    bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 8"))
     simulated = bed.launch("simulate", "--json").ok().json
+    return bed, simulated
+
+
+def again(site: Site) -> None:
+    """Start a site where it was."""
+    (other,) = (known for known in site.bed.sites.values() if known is not site)
+    indices = ("--indices", f"parts/{site.name}.json")
+    site.start(*indices, "--peer", other.address, listen=site.address)
+
+
+def method(bed: Bed, name: str) -> None:
+    text = bed.file.read_text()
+    bed.file.write_text(
+        re.sub(r"\[strategy\].*", f'[strategy]\nname = "{name}"\n', text, flags=re.S)
+    )
+
+
+def states(bed: Bed) -> list[Path]:
+    return [path for site in bed.sites.values() for path in site.state.rglob("state.safetensors")]
+
+
+def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
+    votes: tuple[Bed, dict[str, Any]],
+) -> None:
+    """Two operations, a state at every site, and an ensemble as the result."""
+    bed, simulated = votes
+    north, south = bed.sites.values()
+    method(bed, "votes")
     with launched(bed, "votes") as launcher:
         witness = Witness(south, "votes")
         wait_until(lambda: witness.find("epoch", "train.4@south"), "the second visit of south")
         south.kill()
-        south.start(*again, listen=south.address)
+        again(south)
         out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
@@ -192,5 +268,45 @@ def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
     assert {name.partition("/")[0] for name in load_file(exported)} == {"model.0", "model.1"}
     assert len(load_model(exported).module.members) == 2
     assert north.node("model", "evaluate", "--json").ok().json["accuracy"] > 0.9
-    states = [path for site in (north, south) for path in site.state.rglob("state.safetensors")]
-    assert not states, "a run that is over leaves none"
+    assert not states(bed), "a run that is over leaves none"
+
+
+@pytest.mark.timeout(600)  # half a minute on a free machine
+@pytest.mark.parametrize(
+    "kills",
+    [
+        (("committed", "train.1@north"), ("written", "train.2@south")),
+        (("written", "train.3@north"), ("committed", "train.4@south")),
+    ],
+    ids=["states-made", "states-used"],
+)
+def test_a_daemon_killed_around_a_commit_applies_a_state_once(
+    votes: tuple[Bed, dict[str, Any]], kills: tuple[tuple[str, str], ...], request: Any
+) -> None:
+    bed, simulated = votes
+    method(bed, "mortal")
+    run = request.node.callspec.id
+    for when, step in kills:
+        (bed.root / f"{when}-{step}").touch()
+    with launched(bed, run) as launcher:
+        for when, step in kills:
+            site = bed.sites[step.partition("@")[2]]
+            witness, process = Witness(site, run), site.process
+            assert process is not None and process.wait(240) == -signal.SIGKILL
+            files = witness.step_directory(step)
+            assert (files / "state.safetensors").exists() and (
+                files / "output.safetensors"
+            ).exists()
+            done = witness.find("step", step, state="done")
+            assert (done is not None) == (when == "committed")
+            again(site)
+        out, err = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["bundle_sha256"] == simulated["bundle_sha256"]
+    events = [event for site in bed.sites.values() for event in Witness(site, run).events()]
+    done = [event.step for event in events if event.has("step", state="done")]
+    assert len(done) == len(set(done)), "every step is done once"
+    for when, step in kills:
+        begun = [e for e in events if e.step == step and e.has("step", state="running")]
+        assert len(begun) == (2 if when == "written" else 1)
+    assert not states(bed)
