@@ -626,6 +626,7 @@ def event_data() -> Mapping[EventKind, Mapping[str, Any]]:
         EventKind.READY: {"train": 10, "validation": 2, "test": 3, "seconds": 0.5},
         EventKind.RESUMED: {**place, "batch": 3, "fits": 1},
         EventKind.BEGUN: {},
+        EventKind.PROGRESS: {"phase": "distilling", "share": 0.25, "eta_seconds": 9.5},
         EventKind.EPOCH: {
             **place,
             "phase": "member",

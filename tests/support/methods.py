@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -16,8 +17,9 @@ from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.step_traits import Traits
 from fedelmy_node.training import strategies
 from fedelmy_node.training.context import Context, Outputs, Specs
-from fedelmy_node.training.operations import Effort, Operation, Result, Takes
+from fedelmy_node.training.operations import DEFAULTS, Effort, Operation, Result, Takes
 from fedelmy_node.training.strategies import STRATEGIES, StrategyEntry
+from fedelmy_node.training.weights import Weights
 
 Sites = Sequence[SiteName]
 
@@ -29,8 +31,12 @@ class Settings:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if they were built in; other processes do not know them."""
+    monkeypatch.setattr(strategies.INSTALLED, "_built_in", registry())
+
+
+def registry() -> dict[str, StrategyEntry]:
     entries = {name: StrategyEntry("of a test", f"{__name__}:{name.upper()}") for name in METHODS}
-    monkeypatch.setattr(strategies.INSTALLED, "_built_in", {**STRATEGIES, **entries})
+    return {**STRATEGIES, **entries}
 
 
 def recipe_of(name: str, **training: Any) -> dict[str, Any]:
@@ -171,6 +177,43 @@ def _method(result: Result | None = None, wire: Any = None, **operations: Operat
     return method
 
 
+PAUSE_SECONDS = 0.0
+"""What an iteration of `polishing` takes at least: a test has to find it."""
+
+
+def _polished(context: Context, start: Weights) -> Weights:
+    """Add noise in a loop that has tensors, numbers and a generator."""
+    noise = context.random("noise")
+    state = {"vector": start.vector.clone(), "noise": noise, "steps": 0, "sum": 0.0}
+    for index in context.loop("polishing", 30, state, every_seconds=0):
+        drawn = torch.randn(start.vector.shape, generator=noise)
+        state["vector"] += 1e-3 * drawn + 1e-4 * context.random(index).initial_seed() / 2**63
+        state["steps"] += 1
+        state["sum"] += drawn.mean().item()
+        time.sleep(PAUSE_SECONDS)
+    assert state["steps"] == 30
+    return Weights(vector=state["vector"] + state["sum"], rest=start.rest)
+
+
+def _looping(context: Context, settings: Settings) -> Outputs:
+    """A fit, a loop, and a loop with loops and fits inside."""
+    context.expect(epochs=4)
+    weights = context.fit(_start(context), member=0, members=3, epochs=1)
+    weights = _polished(context, weights)
+    state = {"vector": weights.vector.clone()}
+    for index in context.loop("rounding", 3, state, every_seconds=0):
+        for _ in context.loop("halving", 2, state, every_seconds=0):
+            state["vector"] *= 0.9
+        start = Weights(vector=state["vector"], rest=weights.rest)
+        fitted = context.fit(start, member=index + 1, members=3, epochs=1)
+        state["vector"] = fitted.vector.clone()
+    return Outputs(model=Weights(vector=state["vector"], rest=weights.rest))
+
+
+def _polish(context: Context, settings: Settings) -> Outputs:
+    return Outputs(model=_polished(context, context.mean(context.received)))
+
+
 class Scaled(nn.Module):
     """A model whose scores are multiplied by a vector of the bundle."""
 
@@ -199,6 +242,7 @@ DISTILS = _method(Result(operation="distil"), _distilled, train=PLAIN, distil=DI
 PERSONAL = _method(Result(is_personal=True), _alone, train=PLAIN)
 SECRET = _method(train=replace(PLAIN, traits=Traits(trains=True, leaves="")))
 SCALES = _method(SCALED, train=replace(PLAIN, output=_scaled_spec))
+LOOPS = _method(train=replace(PLAIN, run=_looping), merge=replace(DEFAULTS["merge"], run=_polish))
 METHODS: Final = (
     "remembers",
     "votes",
@@ -209,4 +253,5 @@ METHODS: Final = (
     "personal",
     "secret",
     "scales",
+    "loops",
 )

@@ -11,6 +11,7 @@ from fedelmy_node.domain.event_text import narrate
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN
+from fedelmy_node.domain.text import clean
 
 LOSSES: Final = 20
 """Epochs of the current step whose losses are kept for a sparkline."""
@@ -172,6 +173,9 @@ class SiteProgress:
                 self._place(data)
             case EventKind.EPOCH:
                 self._epoch(event)
+            case EventKind.PROGRESS:
+                self.doing = f"{clean(data['phase'], 32)} {100 * data['share']:.0f}%"
+                self._estimate(event)
             case EventKind.MEMBER:
                 self.members, self.members_done = data["members"], data["member"]
                 self.member = min(data["member"] + 1, data["members"])
@@ -236,7 +240,10 @@ class SiteProgress:
         self.loss, self.validation = data.get("loss"), data.get("accuracy")
         if self.loss is not None:
             self.losses.append(self.loss)
-        left = data.get("eta_seconds")
+        self._estimate(event)
+
+    def _estimate(self, event: Event) -> None:
+        left = event.data.get("eta_seconds")
         self.ends_at = None if left is None else event.time + left
 
     def _hand_over(self, event: Event) -> None:

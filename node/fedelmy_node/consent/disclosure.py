@@ -37,7 +37,7 @@ _ALWAYS: Final = (
     "state code message result seconds eta_seconds phase member members epoch epochs fits edge peer"
     " bytes total sha256 carries wait_seconds policy patience_seconds steps torch cpu_capability"
     " device parameters bundle_bytes free_bytes needed_bytes memory_bytes expires version contracts"
-    " skew_seconds round_trip_seconds bytes_per_second packages frozen_parameters new_tensors"
+    " share skew_seconds round_trip_seconds bytes_per_second packages frozen_parameters new_tensors"
 )
 # Trial runs: the time per batch reveals the number of batches, and memory use the sample size.
 _BY_SAMPLES: Final = (

@@ -156,6 +156,11 @@ _DATA: Final[Mapping[EventKind, Mapping[str, Check]]] = {
         "eta_seconds?": _optional(_is_seconds),
     },
     EventKind.MEMBER: {**_POOL, "accuracy?": _is_share_or_none, "seconds?": _is_seconds},
+    EventKind.PROGRESS: {
+        "phase": _is_text,
+        "share": is_share,
+        "eta_seconds?": _optional(_is_seconds),
+    },
     EventKind.SENDING: {**_PEER, "total": is_count},
     EventKind.SENT: {**_PEER, "seconds": _is_seconds, "carries": _is_text, "sha256?": _is_text},
     EventKind.RECEIVED: {**_PEER, "carries?": _is_text, "sha256?": _is_text},

@@ -94,6 +94,8 @@ class EventKind(StrEnum):
     """phase (warm-up | member), member(s), epoch(s), loss, accuracy, d1?, d2?, eta_seconds."""
     MEMBER = "member"
     """A pool member is complete. member, members, epoch (kept), accuracy (validation), seconds."""
+    PROGRESS = "progress"
+    """A loop of an operation's own. phase (its name), share (from 0 to 1), eta_seconds?."""
     SENDING = "sending"
     """edge, peer, bytes (so far), total."""
     SENT = "sent"

@@ -215,7 +215,7 @@ def _step_began(turn: Turn, event: StepBegan) -> None:
 
 
 def _step_progressed(turn: Turn, event: StepProgressed) -> None:
-    if event.kind in (EventKind.EPOCH, EventKind.MEMBER):
+    if event.kind in (EventKind.EPOCH, EventKind.MEMBER, EventKind.PROGRESS):
         del turn.memory.crashes[event.step]
     turn.draft.add_event(event.step, event.kind, event.data)
     eta = event.data.get("eta_seconds")

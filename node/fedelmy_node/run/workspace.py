@@ -131,7 +131,7 @@ class Workspace:
             weights=self._config.weights,
             feature_cache=self._feature_cache if traits.trains else None,
             max_change=self._config.consent.max_change,
-            checkpoints=self._layout.checkpoints(plan.run, step.id) if traits.trains else None,
+            checkpoints=self._layout.checkpoints(plan.run, step.id) if traits.has_output else None,
             features=plan.recipe.features if "features" in self._config.consent.disclose else 0,
         )
         return Assignment(run=plan.run, step=step, job=job, directory=directory)

@@ -33,6 +33,7 @@ _KEPT_PROGRESS: Final = 5000
 """How many progress events of a run are kept, the newest ones."""
 _PROGRESS: Final = (
     EventKind.EPOCH,
+    EventKind.PROGRESS,
     EventKind.SENDING,
     EventKind.RETRY,
     EventKind.WARNING,

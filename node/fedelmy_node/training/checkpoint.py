@@ -1,7 +1,8 @@
 """The contents of a train step's checkpoint: enough to resume with the same result.
 
-A strategy trains only by fits, in an order that its job determines, and everything random derives
-from seeds. So the results of completed fits and the `FitState` of the current one are enough.
+A strategy trains only by fits and loops, in an order that its job determines. Everything random
+derives from seeds or is in a loop's state. So the results of completed fits, the `FitState` of the
+current one and the states of loops are enough.
 `checkpoint_store.py` reads and writes the files; `checkpointing.py` decides when.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.training.fit import Best, FitOrder, FitState
 from fedelmy_node.training.job import Input, Job
+from fedelmy_node.training.loops import LoopPoint
 from fedelmy_node.training.weights import Weights
 
 
@@ -105,13 +107,16 @@ class Found:
     """Results of the step's first fits."""
     underway: Underway | None = None
     """The fit after those."""
+    loops: tuple[LoopPoint, ...] = ()
+    """Where the step's loops were."""
     problems: tuple[str, ...] = ()
     """Why other checkpoints cannot be used."""
 
     @property
-    def progress(self) -> tuple[int, int, int]:
-        now = self.underway
-        return (len(self.fits), now.epoch, now.batch) if now else (len(self.fits), 0, 0)
+    def progress(self) -> tuple[int, ...]:
+        now, last = self.underway, self.loops[-1] if self.loops else None
+        fit = (len(self.fits), now.epoch, now.batch) if now else (len(self.fits), 0, 0)
+        return (*fit, last.number + 1, last.index) if last else (*fit, 0, 0)
 
 
 def _on_cpu(weights: Weights) -> Weights:

@@ -2,6 +2,7 @@
 
     DIRECTORY/
       fit-000.safetensors      the result of the step's first fit; written once
+      loop-000-000040.safetensors  the step's first loop before an iteration; written once
       000007.safetensors       the current fit: model, optimizer, sums, best epoch so far
       000007.json              written last: makes the checkpoint valid
 
@@ -16,7 +17,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +27,12 @@ from torch import Tensor
 from fedelmy_node.config.decode import canonical_json, decode
 from fedelmy_node.domain.errors import FedelmyError, TrainingError
 from fedelmy_node.domain.federation import Training
+from fedelmy_node.domain.names import later
 from fedelmy_node.store.durable_files import cannot_write, file_sha256, write_durably
 from fedelmy_node.training.bundle_file import Groups, manifest_of, read_bundle, write_bundle
 from fedelmy_node.training.checkpoint import Done, Found, Underway
 from fedelmy_node.training.fit import Best, FitOrder
+from fedelmy_node.training.loops import LoopOrder, LoopPoint
 from fedelmy_node.training.optimizer import initial_state
 from fedelmy_node.training.weights import FlatModel, Weights
 
@@ -37,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _FORMAT: Final = 1
 _PLACE: Final = ("order", "epoch", "batch", "samples")
+_POINT: Final = ("number", "order", "index", "fits", "loops", "sha256")
+_LOOP: Final = "loop"
 _NUMBERED: Final = re.compile(r"([0-9]{6,9})\.(?:json|safetensors)")
 
 
@@ -62,11 +67,22 @@ class _StateEntry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _LoopEntry:
+    number: int
+    order: LoopOrder
+    index: int
+    fits: int
+    loops: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Contents:
     format: int
     key: str
     fits: tuple[_FitEntry, ...]
     state: _StateEntry | None = None
+    loops: tuple[_LoopEntry, ...] = field(default=(), metadata=later())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +103,8 @@ class CheckpointStore:
     """The job's; it decides what the optimizer remembers."""
     _number: int = 0
     """The highest in use."""
-    _kept: list[int] = field(default_factory=list)
-    """Usable checkpoints, oldest first."""
+    _kept: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Usable checkpoints, oldest first, and their files of loops."""
 
     def load(self, model: FlatModel) -> Found:
         """The furthest usable checkpoint. Never raises: damaged ones are listed as problems."""
@@ -98,6 +114,8 @@ class CheckpointStore:
             return Found(problems=(f"the checkpoints cannot be listed: {error.strerror}",))
         self._number = max(numbers, default=0)
         best, problems = Found(), []
+        if not numbers:
+            return best
         reader = _Reader(self.directory, model, self.training)
         for number in sorted(numbers, reverse=True):
             try:
@@ -114,13 +132,15 @@ class CheckpointStore:
             problems += found.problems
             if found.progress > best.progress:
                 best = found
-                self._kept = [] if found.problems else [number]
+                names = frozenset(map(_loop_file, contents.loops))
+                self._kept = {} if found.problems else {number: names}
             if not found.problems:
                 break
-        unique = tuple(dict.fromkeys(problems))
-        return Found(fits=best.fits, underway=best.underway, problems=unique)
+        return replace(best, problems=tuple(dict.fromkeys(problems)))
 
-    def write(self, fits: Sequence[Done], underway: Underway | None) -> None:
+    def write(
+        self, fits: Sequence[Done], underway: Underway | None, loops: Sequence[LoopPoint] = ()
+    ) -> None:
         """Add a checkpoint, and remove files that the last two do not need."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -132,27 +152,38 @@ class CheckpointStore:
                 groups = _weights_groups(done.weights)
                 done.sha256, _ = write_bundle(self.directory / _fit_file(index), groups)
                 done.weights = None
+        for point in loops:
+            if point.sha256 is None:
+                assert point.tensors is not None, "a state is in memory until it is written"
+                path = self.directory / _loop_file(point)
+                point.sha256, _ = write_bundle(path, {_LOOP: point.tensors})
+                point.tensors = None
         number = self._number + 1
         tensors = self.directory / f"{number:06d}.safetensors"
         try:
             state = _write_state(tensors, underway, self.training) if underway else None
             entries = tuple(map(_fit_entry, fits))
-            contents = _Contents(format=_FORMAT, key=self.key, fits=entries, state=state)
+            points = tuple(map(_loop_entry, loops))
+            contents = _Contents(
+                format=_FORMAT, key=self.key, fits=entries, state=state, loops=points
+            )
             document = _Document(checkpoint=contents, sha256=_checksum(contents))
             write_durably(tensors.with_suffix(".json"), canonical_json(document))
         except BaseException:
             tensors.unlink(missing_ok=True)
             raise
-        self._number, self._kept = number, [*self._kept[-1:], number]
+        last = list(self._kept.items())[-1:]
+        self._number, self._kept = number, {**dict(last), number: frozenset(map(_loop_file, loops))}
         self._prune(len(fits))
 
     def clear(self) -> None:
         """Remove all checkpoints, because training failed."""
-        self._kept = []
+        self._kept = {}
         self._prune(0)
 
     def _prune(self, fits: int) -> None:
         wanted = {_fit_file(index) for index in range(fits)}
+        wanted = wanted.union(*self._kept.values())
         wanted |= {f"{n:06d}.{suffix}" for n in self._kept for suffix in ("json", "safetensors")}
         # JSON first: a partly removed checkpoint would look damaged.
         paths = self.directory.iterdir() if self.directory.is_dir() else ()
@@ -197,7 +228,18 @@ class _Reader:
             except (OSError, FedelmyError) as error:
                 problem = f"checkpoint {number} cannot be used: {_reason(error)}"
                 return Found(fits=tuple(fits), problems=(problem,))
-        return Found(fits=tuple(fits), underway=underway)
+        loops: list[LoopPoint] = []
+        for point in contents.loops:
+            path = self._directory / _loop_file(point)
+            values = {name: getattr(point, name) for name in _POINT}
+            try:
+                tensors = _read_intact(path, point.sha256)[_LOOP]
+            except (OSError, FedelmyError, KeyError) as error:
+                problem = f"the loop {point.order.name!r} cannot be resumed: {_reason(error)}"
+                found = Found(fits=tuple(fits), underway=underway, loops=tuple(loops))
+                return replace(found, problems=(problem,))
+            loops.append(LoopPoint(**values, tensors=tensors))
+        return Found(fits=tuple(fits), underway=underway, loops=tuple(loops))
 
     def _fit(self, index: int, entry: _FitEntry) -> Weights | str:
         """The result of a completed fit, or why there is none."""
@@ -267,13 +309,17 @@ def _read_document(path: Path) -> _Contents:
 
 def _read_tensors(path: Path, sha256: str, wanted: Groups) -> dict[str, dict[str, Tensor]]:
     """Read an intact file, whose tensors must have the names, types and shapes of `wanted`."""
-    if file_sha256(path) != sha256:
-        raise TrainingError("E-TRAINING-CHECKPOINT", f"{path.name} is damaged")
-    groups = read_bundle(path)
+    groups = _read_intact(path, sha256)
     if manifest_of(groups) != manifest_of(wanted):
         message = f"{path.name} is of another model or optimizer"
         raise TrainingError("E-TRAINING-CHECKPOINT", message)
     return groups
+
+
+def _read_intact(path: Path, sha256: str) -> dict[str, dict[str, Tensor]]:
+    if file_sha256(path) != sha256:
+        raise TrainingError("E-TRAINING-CHECKPOINT", f"{path.name} is damaged")
+    return read_bundle(path)
 
 
 def _weights_groups(weights: Weights, prefix: str = "") -> Groups:
@@ -293,6 +339,14 @@ def _formed_like(weights: Weights) -> Weights:
 def _fit_entry(done: Done) -> _FitEntry:
     assert done.sha256 is not None, "fits are written before the checkpoint that needs them"
     return _FitEntry(order=done.order, epoch=done.epoch, accuracy=done.accuracy, sha256=done.sha256)
+
+
+def _loop_entry(point: LoopPoint) -> _LoopEntry:
+    return _LoopEntry(**{name: getattr(point, name) for name in _POINT})
+
+
+def _loop_file(point: LoopPoint | _LoopEntry) -> str:
+    return f"loop-{point.number:03d}-{point.index:06d}.safetensors"
 
 
 def _fit_file(index: int) -> str:

@@ -1,7 +1,7 @@
 """When to write checkpoints, and how a step resumes; strategies and fits are not aware of it.
 
-A checkpoint is written after every epoch and every fit, every two minutes, and on SIGTERM. Training
-only copies its tensors; a thread writes them. Checkpoints do not change the result.
+A checkpoint is written after every epoch and every fit, every two minutes, on SIGTERM, and between
+iterations of an operation's own loops, where their last one is seconds ago. Training only copies its tensors; a thread writes them. Checkpoints do not change the result.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from fedelmy_node.domain.errors import FedelmyError, TrainingError
 from fedelmy_node.domain.events import EventKind
+from fedelmy_node.training.bundle_file import manifest_of
 from fedelmy_node.training.checkpoint import Done, Underway
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.fit import Bench, Best, FitOrder, FitState, fit
 from fedelmy_node.training.job import Emit
+from fedelmy_node.training.loops import LoopOrder, LoopPoint, State, captured, iterate, restore
 from fedelmy_node.training.loss import BatchTerm
 from fedelmy_node.training.regularisers import Regulariser
 from fedelmy_node.training.stop_signal import StopSignal, Terminated
@@ -86,6 +88,7 @@ class _Snapshot(NamedTuple):
 
     fits: tuple[Done, ...]
     underway: Underway | None
+    loops: tuple[LoopPoint, ...]
 
 
 class Checkpoints:
@@ -109,14 +112,21 @@ class Checkpoints:
         self._every_seconds = every_seconds
         found = store.load(model)
         self.place = found.progress
-        """Where the step resumes: completed fits, epoch, batch."""
-        resumes = found.fits or found.underway
+        """Where the step resumes: completed fits, epoch, batch, loops, iteration."""
+        resumes = found.fits or found.underway or found.loops
         action = "resumes from an earlier checkpoint" if resumes else "starts over"
         for problem in found.problems:
             self._warn(f"{problem}; the step {action}")
         self._earlier = deque(found.fits)
         self._underway = found.underway
         self._done: list[Done] = []
+        self._left = {point.number: point for point in found.loops}
+        """Loops of an earlier process that this one has not begun."""
+        self._loops: dict[int, LoopPoint] = {}
+        self._begun = 0
+        """Loops that were begun, here or before."""
+        self._skipped_epochs = 0
+        """Of fits in iterations that are not repeated."""
         self._last: FitOrder | None = None
         """The last requested fit that an earlier process completed."""
         self._reported = False
@@ -125,7 +135,7 @@ class Checkpoints:
         """A problem of the writer; only the training thread sends events."""
         self._failing = False
         """The latest write failed; further failures are not reported."""
-        self._saved_at = time.monotonic()
+        self._saved_at = self._looped_at = time.monotonic()
 
     def __enter__(self) -> Checkpoints:
         self._writer: LatestOnly[_Snapshot] = LatestOnly(self._write, self._failed, "checkpoints")
@@ -156,6 +166,8 @@ class Checkpoints:
     ) -> Best:
         """Fit a model, or return the result of an earlier process; raises what `fit` raises."""
         with self._stop.deferred():
+            bench.progress.skip(self._skipped_epochs)
+            self._skipped_epochs = 0
             best = self._take(bench, order)
             if best is None:
                 best = fit(bench, order, start, regulariser, term, hook=self)
@@ -163,6 +175,60 @@ class Checkpoints:
                     self._done.append(Done.of(order, best))
                     self._save(lambda: None)
         return best
+
+    def loop(self, order: LoopOrder, state: State, every_seconds: float) -> Iterator[int]:
+        """Count the iterations of a loop, from where an earlier process was."""
+        number, start = self._begun, 0
+        self._begun += 1
+        point = self._left.pop(number, None)
+        if point is not None and self._resumes(point, order, state):
+            start = point.index
+
+        def is_due() -> bool:
+            due = time.monotonic() - self._looped_at >= every_seconds
+            return due or self._stop.requested
+
+        def save(index: int) -> None:
+            earlier = {n: known for n, known in self._loops.items() if n < number}
+            point = LoopPoint(
+                number=number,
+                order=order,
+                index=index,
+                fits=len(self._done),
+                loops=self._begun,
+                tensors=captured(state),
+            )
+            self._loops = {**earlier, number: point}
+            self._save(lambda: None)
+            self._looped_at = self._saved_at
+            if self._stop.requested:
+                raise Terminated
+
+        with self._stop.deferred():
+            yield from iterate(order, self._emit, is_due, save, start)
+
+    def _resumes(self, point: LoopPoint, order: LoopOrder, state: State) -> bool:
+        """Continue a loop of an earlier process, if it is this one."""
+        assert point.tensors is not None, "a loop is resumed once"
+        inside = point.fits - len(self._done)
+        if point.order != order or manifest_of({"": point.tensors}) != manifest_of(
+            {"": captured(state)}
+        ):
+            self._warn(_OTHER_STRATEGY)
+            return False
+        if not 0 <= inside <= len(self._earlier):
+            return False  # results of its fits are lost
+        restore(state, point.tensors)
+        point.sha256 = None  # written again, because its file may be removed with its checkpoint
+        for _ in range(inside):
+            done = self._earlier.popleft()
+            done.weights = None
+            self._done.append(done)
+            self._skipped_epochs += done.order.epochs
+        self._begun = point.loops
+        self._loops[point.number] = point
+        self._left = {n: left for n, left in self._left.items() if n >= self._begun}
+        return True
 
     def begin(self, order: FitOrder, state: FitState) -> None:
         """See `FitHook`."""
@@ -208,14 +274,15 @@ class Checkpoints:
 
     def _save(self, capture: Callable[[], Underway | None]) -> None:
         """Have the writer save the current state."""
+        self._saved_at = time.monotonic()
         if not self._writes:
             return
         self._report_problem()
-        self._writer.offer(lambda: _Snapshot(fits=tuple(self._done), underway=capture()))
-        self._saved_at = time.monotonic()
+        made = tuple(self._done), tuple(self._loops.values())
+        self._writer.offer(lambda: _Snapshot(fits=made[0], underway=capture(), loops=made[1]))
 
     def _write(self, snapshot: _Snapshot) -> None:  # on the writer's thread
-        self._store.write(snapshot.fits, snapshot.underway)
+        self._store.write(snapshot.fits, snapshot.underway, snapshot.loops)
         self._failing = False
 
     def _failed(self, error: Exception) -> None:  # on the writer's thread

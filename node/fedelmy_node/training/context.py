@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +16,18 @@ from fedelmy_node.training.absent_classes import both, distillation_of
 from fedelmy_node.training.averaging import mean_weights
 from fedelmy_node.training.bundle_file import Groups, shapes_of
 from fedelmy_node.training.fit import Bench, Best, FitOrder, fit, validate
+from fedelmy_node.training.loops import EVERY_SECONDS, LoopOrder, State, unsaved
 from fedelmy_node.training.loss import BatchTerm
 from fedelmy_node.training.regularisers import Regulariser
+from fedelmy_node.training.seeds import derive
 from fedelmy_node.training.weights import FlatModel, Weights
 
 Keep = Callable[[int, Weights], None]
 """Saves a pool member, if the site keeps them."""
 Fit = Callable[[Bench, FitOrder, Weights, Regulariser | None, BatchTerm | None], Best]
 """Fits one model, with or without checkpoints."""
+Loop = Callable[[LoopOrder, State, float], Iterator[int]]
+"""Counts the iterations of a loop, with or without checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +95,9 @@ class Context:
     """The site's samples, loss and device; None if the operation reads no data."""
     keep: Keep = lambda member, weights: None
     fit_one: Fit = fit
+    loop_one: Loop = unsaved
+    place: tuple[str | int, ...] = (0,)
+    """The run's seed, the site and the visit."""
     test: Callable[[], Outputs] | None = None
     """What an evaluate step does."""
     accuracies: list[float | None] = field(default_factory=list)
@@ -129,6 +136,22 @@ class Context:
         """Turn weights into a state dict, as a group of an output or a state."""
         self.model.load(weights)
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    def random(self, *place: str | int) -> torch.Generator:
+        """Return a new random generator of one place, such as ("noise", iteration)."""
+        seed, *rest = self.place
+        generator = torch.Generator()
+        return generator.manual_seed(derive(int(seed), *rest, "random", *place))
+
+    def loop(
+        self, name: str, count: int, state: State, *, every_seconds: float = EVERY_SECONDS
+    ) -> Iterator[int]:
+        """Count from 0, or from where a process that was killed had been, with its `state`.
+
+        `state` has everything that the iterations change: tensors, numbers, random generators, by
+        name. Tensors are restored in place. `count` is an upper limit; a loop may end early.
+        """
+        return self.loop_one(LoopOrder(name=name, count=count), state, every_seconds)
 
     # --- with the site's samples
 

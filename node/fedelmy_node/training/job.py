@@ -20,7 +20,7 @@ from fedelmy_node.domain.step_traits import MODEL, TRAIN
 PREPARE: Final = "prepare"
 """The kind of a job that is no step: it builds the model on the meta device and opens the data."""
 Emit = Callable[[EventKind, Mapping[str, Any]], None]
-"""Reports progress; called with the kinds RESUMED, BEGUN, EPOCH, MEMBER and WARNING."""
+"""Reports progress; called with the kinds RESUMED, BEGUN, EPOCH, MEMBER, PROGRESS and WARNING."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

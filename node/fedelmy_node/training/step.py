@@ -46,6 +46,7 @@ from fedelmy_node.training.fit import Bench, fit, validate
 from fedelmy_node.training.frozen_features import head_bench
 from fedelmy_node.training.job import Emit, Input, Outcome
 from fedelmy_node.training.loading import Loaded, device_for, set_determinism
+from fedelmy_node.training.loops import unsaved
 from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.operations import Operation
 from fedelmy_node.training.stop_signal import StopSignal
@@ -71,9 +72,8 @@ def run(
         emit(EventKind.WARNING, {"code": "E-DATA-UNREADABLE", "message": message})
     if loaded.operation is None:
         return _prepare(loaded)
-    if not loaded.operation.traits.trains:
-        return _compute(loaded, loaded.operation, inputs, emit, None)
-    ranks.join(rendezvous_file(job), loaded.model.theta.device)
+    if loaded.operation.traits.trains:
+        ranks.join(rendezvous_file(job), loaded.model.theta.device)
     with _checkpoints(loaded, inputs, emit, stop or StopSignal()) as checkpoints:
         return _compute(loaded, loaded.operation, inputs, emit, checkpoints)
 
@@ -130,7 +130,7 @@ def _checkpoints(
     job = loaded.job
     if job.checkpoints is None:
         return nullcontext()
-    key = job_key(job, inputs, loaded.sizes)
+    key = job_key(job, inputs, loaded.sizes if loaded.opened else {})
     store = CheckpointStore(job.checkpoints, key, job.recipe.training)
     checkpoints = Checkpoints(store, loaded.model, emit, stop, writes=loaded.ranks.first)
     loaded.ranks.require_equal(checkpoints.place, loaded.model.theta.device)
@@ -157,6 +157,8 @@ def _compute(
         reads=bench,
         keep=partial(_keep_member, loaded),
         fit_one=checkpoints.fit if checkpoints else fit,
+        loop_one=checkpoints.loop if checkpoints else partial(unsaved, emit=emit),
+        place=(loaded.job.recipe.seed, loaded.job.site, loaded.job.visit),
         test=partial(_evaluate, loaded, received),
     )
     outputs = operation.run(context, loaded.settings)

@@ -29,11 +29,14 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """While the block runs, a request only sets `requested`; its end raises `Terminated`."""
-        self._deferred = True
+        """While the block runs, a request only sets `requested`; its end raises `Terminated`.
+
+        Of nested blocks, the end of the outermost one does.
+        """
+        outer, self._deferred = self._deferred, True
         try:
             yield
         finally:
-            self._deferred = False
-        if self.requested:
+            self._deferred = outer
+        if self.requested and not outer:
             raise Terminated
