@@ -36,7 +36,7 @@ _NOTHING: Final = frozenset[Disclosure]()
 _ALWAYS: Final = (
     "state code message result seconds eta_seconds phase member members epoch epochs fits edge peer"
     " bytes total sha256 carries wait_seconds policy patience_seconds steps torch cpu_capability"
-    " device parameters bundle_bytes free_bytes needed_bytes memory_bytes expires version contracts"
+    " device parameters bundle_bytes state_bytes free_bytes needed_bytes memory_bytes expires version contracts"
     " share skew_seconds round_trip_seconds bytes_per_second packages frozen_parameters new_tensors"
 )
 # Trial runs: the time per batch reveals the number of batches, and memory use the sample size.

@@ -125,7 +125,7 @@ _PREPARED: Final[Mapping[str, Check]] = {
     "class_counts?": _per_class(is_count),
     "missing_classes?": _list_of(_is_text, MAX_CLASSES),
     **dict.fromkeys(("torch?", "cpu_capability?", "device?"), _is_text),
-    **dict.fromkeys(("left_out?", "parameters?", "bundle_bytes?"), is_count),
+    **dict.fromkeys(("left_out?", "parameters?", "bundle_bytes?", "state_bytes?"), is_count),
     "packages?": _list_of(_is_text, MAX_PACKAGES),
 }
 _ERROR: Final[Mapping[str, Check]] = {"code": _is_text, "message": _is_text}

@@ -220,8 +220,13 @@ class Preparation:
         """Return the bytes that the run needs on this site's disk."""
         members = max((effort.members for effort in efforts(plan)), default=0)
         bundles = len(plan.edges_in) + len(plan.steps)
+        states = sum(plan.traits(step.id).keeps_state for step in plan.steps)
         return needed_bytes(
-            prepared.largest, bundles=bundles, members=members, keep_pool=self._config.keep_pool
+            prepared.largest,
+            bundles=bundles,
+            members=members,
+            keep_pool=self._config.keep_pool,
+            state_bytes=states * prepared.report.get("state_bytes", 0),
         )
 
 

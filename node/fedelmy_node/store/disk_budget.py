@@ -20,20 +20,27 @@ USUAL_BUNDLES: Final = 5
 
 
 def needed_bytes(
-    manifest: Iterable[TensorInfo], *, bundles: int, members: int, keep_pool: bool
+    manifest: Iterable[TensorInfo],
+    *,
+    bundles: int,
+    members: int,
+    keep_pool: bool,
+    state_bytes: int = 0,
 ) -> int:
     """Return the space for all bundles and for what the steps write.
 
     `bundles` counts those received and those the steps produce. `members` is the size of the
     largest pool that is trained, 0 if nothing is. Checkpoints count once, with every completed
-    pool member: they are removed after each step, and steps train one at a time.
+    pool member: they are removed after each step, and steps train one at a time. `state_bytes` is
+    the size of all site states: each is kept until the run is over.
     """
     tensors = tuple(manifest)
     pool = members + 1 if members else 0
     models = CHECKPOINT_MODELS + pool if pool else 0
     if keep_pool:
         models += pool
-    return tensor_bytes(tensors) * (bundles + _SPARE_BUNDLES) + model_bytes(tensors) * models
+    written = tensor_bytes(tensors) * (bundles + _SPARE_BUNDLES) + model_bytes(tensors) * models
+    return written + state_bytes
 
 
 def check_room(need: int, free: int) -> None:

@@ -99,6 +99,8 @@ def _prepare(loaded: Loaded) -> Outcome:
             bundle_bytes(groups, recipe.wire_dtype, recipe.model.frozen) for groups in made.values()
         ),
     }
+    if states := [each.state(loaded.specs) for each in operations.values() if each.state]:
+        report["state_bytes"] = max(map(bundle_bytes, states))
     if recipe.model.weights is not None:
         frozen = (p.numel() for p in loaded.model.module.parameters() if not p.requires_grad)
         report |= {"frozen_parameters": sum(frozen), "new_tensors": list(loaded.new)}

@@ -166,6 +166,8 @@ def test_room_is_counted_by_bundles_pool_and_checkpoints() -> None:
     assert (
         needed_bytes(tensors, bundles=5, members=5, keep_pool=True) == 7 * 2000 + (12 + 12) * 4000
     )
+    with_states = needed_bytes(tensors, bundles=5, members=0, keep_pool=False, state_bytes=9)
+    assert with_states == 7 * 2000 + 9
 
 
 def test_every_fact_is_classified() -> None:

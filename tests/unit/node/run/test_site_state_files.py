@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,6 +23,7 @@ from fedelmy_node.ops.restore import read_backup
 from fedelmy_node.run.actions import CleanUp, QueueStep, RemoveCheckpoints
 from fedelmy_node.run.decide import decide
 from fedelmy_node.run.memory import Memory
+from fedelmy_node.run.prepare import Preparation
 from fedelmy_node.run.run_events import (
     Now,
     Restarted,
@@ -36,7 +39,7 @@ from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import RunRecord
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.bundle_file import read_bundle
-from fedelmy_node.training.job import DataSpec, Outcome
+from fedelmy_node.training.job import PREPARE, DataSpec, Outcome
 from fedelmy_node.training.loading import load
 from fedelmy_node.training.step import run
 from tests.support import methods
@@ -228,6 +231,23 @@ def _stop_after(step: StepId, moment: str = "committed") -> Callable[[str, StepI
             raise KilledError
 
     return kill
+
+
+def test_room_for_every_state_is_asked_for_in_advance(node: Node) -> None:
+    """As large as those that the steps write."""
+    job = node.workspace.assignment(node.record, node.record.slice.step(LAST)).job
+    found = run(load(replace(job, kind=PREPARE)), (), lambda *_: None).report
+    node.happens(RunStarted())
+    with pytest.raises(KilledError):
+        node.work(_stop_after(VISITS[0]))
+    assert node.state(VISITS[0]).stat().st_size == found["state_bytes"]
+    config = load_site_config(Given(state=node.root, data="digits"))
+    preparation = Preparation(config, node.layout, A, node.workspace, node.journal, Mock())
+    with_states, without = (
+        preparation._need(node.record.slice, replace(node.record.prepared, report=report))
+        for report in (found, {})
+    )
+    assert with_states - without == len(VISITS) * found["state_bytes"]
 
 
 def test_a_backup_of_a_run_under_way_has_its_states(
