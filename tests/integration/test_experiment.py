@@ -12,6 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+
+from fedelmy_node.domain.federation import ModelSpec
+from fedelmy_node.store.durable_files import file_sha256
+from fedelmy_node.training.models import build
+from tests.support.small_recipes import task
+
 COMMAND = [
     sys.executable,
     "-m",
@@ -115,3 +122,22 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
         "plot.svg",
         "plot.png",
     }
+
+
+def test_cells_start_from_weights_beside_the_file(tmp_path: Path) -> None:
+    module = build(ModelSpec(name="mlp"), task(), 3)
+    (tmp_path / "weights").mkdir()
+    save_file(module.state_dict(), tmp_path / "weights" / "mlp.safetensors")
+    digest = file_sha256(tmp_path / "weights" / "mlp.safetensors")
+    weights = f'weights = {{ file = "mlp.safetensors", sha256 = "{digest}" }}\ntrain = "head"\n'
+    (tmp_path / "grid.toml").write_text(GRID.replace('name = "mlp"\n', f'name = "mlp"\n{weights}'))
+    one = [*COMMAND, "--only", "FedSeq", "--seeds", "0"]
+    missing = subprocess.run(
+        [*one, "--weights", "nowhere"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "E-WEIGHTS-MISSING" in missing.stderr and missing.returncode != 0
+    done = subprocess.run(one, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["table"]
+    (result,) = lines(tmp_path / "out" / "results.jsonl")
+    head = sum(t.numel() for n, t in module.state_dict().items() if t.shape[0] == 10)
+    assert 4 * head < result["bundle_bytes"] < 4 * head + 1000

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _SETTING = "A setting of the file, such as full.  [default: small if there is one]"
 _DATA = "The source of a data set. Repeatable."
 _OUT = "Directory for results, table and plots.  [default: results/EXPERIMENT-SETTING]"
+_WEIGHTS = "Directory of weights.  [default: weights beside EXPERIMENT]"
 _COLUMN = "Only this column or group. Repeatable."
 _CHANGES = "Another value in all cells. Repeatable."
 _JOBS = "Parallel processes.  [default: cores / training.threads]"
@@ -50,6 +51,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @click.argument("name", metavar="EXPERIMENT", shell_complete=_names)
 @click.option("--setting", help=_SETTING)
 @click.option("--data", multiple=True, metavar="NAME=KIND[:PATH]", help=_DATA)
+@click.option("--weights", type=options.DIRECTORY, envvar="FEDELMY_WEIGHTS", help=_WEIGHTS)
 @click.option("--out", type=options.DIRECTORY, help=_OUT)
 @click.option("--only", multiple=True, metavar="ROW", help="Only this row. Repeatable.")
 @click.option("--column", "columns", multiple=True, metavar="COLUMN", help=_COLUMN)
@@ -65,6 +67,7 @@ def experiment(
     name: str,
     setting: str | None,
     data: tuple[str, ...],
+    weights: Path | None,
     out: Path | None,
     only: tuple[str, ...],
     columns: tuple[str, ...],
@@ -130,7 +133,12 @@ def experiment(
             _introduce(session, len(left), directory)
         try:
             identity = None if nodes is None or not left else operator()
-            computed = _simulated(left, jobs, code) if nodes is None else _on_nodes(left, identity)
+            found = path.parent / "weights" if weights is None else weights
+            computed = (
+                _simulated(left, jobs, code, found.absolute())
+                if nodes is None
+                else _on_nodes(left, identity)
+            )
             errors = _compute(session, left, results, computed, as_json=as_json) if left else []
         except KeyboardInterrupt:
             text = "Interrupted: finished cells are kept; repeat the command to resume."
@@ -221,13 +229,13 @@ def _preparation(
 
 @contextmanager
 def _simulated(
-    left: list[Prepared], jobs: int | None, code: tuple[str, ...]
+    left: list[Prepared], jobs: int | None, code: tuple[str, ...], weights: Path
 ) -> Iterator[Iterable[News]]:
     from fedelmy_launcher.experiments.session import usual_jobs
     from fedelmy_launcher.experiments.worker_pool import WorkerPool
 
     threads = max(prepared.federation.recipe.training.threads for prepared in left)
-    with WorkerPool(left, jobs or usual_jobs(threads), code) as pool:
+    with WorkerPool(left, jobs or usual_jobs(threads), code, weights) as pool:
         yield pool.news()
 
 

@@ -75,7 +75,10 @@ def _simulate(job: Mapping[str, Any], reply: Any) -> dict[str, Any]:
             reply({"step": event.step})
 
     with tempfile.TemporaryDirectory(prefix="fedelmy-") as directory:
-        Simulation(plan, data_of(federation), Path(directory), take, code=job["code"]).run()
+        weights = job["weights"] and Path(job["weights"])
+        Simulation(
+            plan, data_of(federation), Path(directory), take, code=job["code"], weights=weights
+        ).run()
     return {**measures.result(), "versions": versions()}
 
 

@@ -50,14 +50,22 @@ logger = logging.getLogger(__name__)
 class WorkerPool:
     """The processes; leaving the context kills them."""
 
-    def __init__(self, cells: Sequence[Prepared], jobs: int, code: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        cells: Sequence[Prepared],
+        jobs: int,
+        code: Sequence[str] = (),
+        weights: Path | None = None,
+    ) -> None:
+        """`code`: the allowed functions; `weights`: the directory of weights to start from."""
+        fixed = {"code": list(code), "weights": weights and str(weights)}
         self._cells: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
         for cell in cells:
             self._cells.put(cell)
         self._left = len(cells)
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._workers = [
-            _Worker(self._cells, self._news, code) for _ in range(min(jobs, len(cells)))
+            _Worker(self._cells, self._news, fixed) for _ in range(min(jobs, len(cells)))
         ]
 
     def __enter__(self) -> Self:
@@ -83,12 +91,15 @@ class _Worker(threading.Thread):
     """A process and the thread that talks to it."""
 
     def __init__(
-        self, cells: queue.SimpleQueue[Prepared], news: queue.SimpleQueue[News], code: Sequence[str]
+        self,
+        cells: queue.SimpleQueue[Prepared],
+        news: queue.SimpleQueue[News],
+        fixed: Mapping[str, Any],
     ) -> None:
         super().__init__(daemon=True)
         self._cells = cells
         self._news = news
-        self._code = list(code)
+        self._fixed = fixed
         self._process: subprocess.Popen[str] | None = None
         self._ended = False
         self._lock = threading.Lock()
@@ -114,7 +125,7 @@ class _Worker(threading.Thread):
         try:
             with tempfile.TemporaryDirectory(prefix="fedelmy-") as directory:
                 tables = prepared.write_parts(Path(directory))
-                job = {"key": prepared.key, "tables": tables, "code": self._code}
+                job = {"key": prepared.key, "tables": tables, **self._fixed}
                 return self._compute(prepared, job)
         except FedelmyError as error:
             return Finished(prepared, error=error)
