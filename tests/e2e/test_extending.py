@@ -5,10 +5,8 @@ of a real site.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fedelmy_node import load_model
+from tests.e2e.support.packages import importable, install, install_strategy
 from tests.e2e.support.testbed import Bed, Site, launched, run
 from tests.e2e.support.witness import Witness, wait_until
 
@@ -72,14 +71,6 @@ def publish(self, events):
 
 Journal._apply, Journal._publish = apply, publish
 '''
-MORTAL_PACKAGE = """
-[project]
-name = "mortal"
-version = "1"
-
-[project.entry-points."fedelmy.strategies"]
-mortal = "mortal"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -103,29 +94,8 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (root / name).write_text(text)
     install(root, files["pyproject.toml"])
     install(root, RUBBLE)
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), before]))
-    yield root
-    os.environ["PYTHONPATH"] = before or ""
-    if before is None:
-        del os.environ["PYTHONPATH"]
-
-
-def install(root: Path, pyproject: str) -> None:
-    project = tomllib.loads(pyproject)["project"]
-    about = root / f"{project['name']}-{project['version']}.dist-info"
-    about.mkdir()
-    summary = f"Summary: {project['description']}\n" if "description" in project else ""
-    (about / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n{summary}"
-    )
-    groups = project["entry-points"].items()
-    lines = [
-        line
-        for group, points in groups
-        for line in (f"[{group}]", *(f"{n} = {t}" for n, t in points.items()))
-    ]
-    (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    with importable(root):
+        yield root
 
 
 def federation(*changes: tuple[str, str]) -> str:
@@ -212,8 +182,7 @@ def test_a_real_site_runs_the_code_that_it_lists_and_no_other(
 @pytest.fixture(scope="module")
 def votes(ward: Path, make_bed: Callable[..., Bed]) -> tuple[Bed, dict[str, Any]]:
     """Two sites with the method of the page, and what comes out in simulation."""
-    (ward / "mortal.py").write_text(MORTAL)
-    install(ward, MORTAL_PACKAGE)
+    install_strategy(ward, "mortal", MORTAL)
     bed = make_bed("north", "south")
     bed.partition()
     north, south = bed.sites.values()
