@@ -10,8 +10,9 @@ from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import StrategySpec, Training
 from fedelmy_node.store.durable_files import file_sha256
 from fedelmy_node.training.job import Input
+from fedelmy_node.training.loading import load
 from fedelmy_node.training.loops import LoopOrder, captured, restore
-from fedelmy_node.training.step import load, run
+from fedelmy_node.training.step import run
 from tests.support import methods
 from tests.support.small_recipes import job, recipe
 from tests.unit.node.training.test_trainer import PATIENCE, Daemon, begin
