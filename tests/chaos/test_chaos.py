@@ -217,6 +217,8 @@ def test_settled_and_closed_in_one_report(make: Make) -> None:
     assert states(world) == {"a": "running", "b": "done", "c": "done"}
     world.kill("b")
     world.mend()
+    world.tick(15)
+    world.drain(lambda action: action.kind != "carry")  # the report comes before the bundle
     world.settle()
     assert any(f"settled ('{around}',) closed ('{around}'" in line for line in world.trace)
     assert problems(world, Ending()) == []

@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.witness import Witness
 from tests.e2e.test_classes import write_folder
 
 CLASSES = '["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]'
@@ -73,12 +74,18 @@ def test_a_launcher_may_die_or_detach_and_follow_again(bed: Bed, undisturbed: st
     with launched(bed, "alone") as launcher:
         wait_for(launcher.stdout, "north", "epoch")
         launcher.send_signal(signal.SIGKILL)
+    witnesses = [Witness(site, "alone") for site in bed.sites.values()]
+    stopped = [trainer for witness in witnesses for trainer in witness.trainers()]
+    for trainer in stopped:
+        trainer.stop()  # the run must not end before the launcher detaches
     with launched(bed, "alone") as launcher:
         wait_for(launcher.stdout, "north", "epoch")
         launcher.send_signal(signal.SIGINT)
         _, err = launcher.communicate(timeout=30)
         assert launcher.returncode == 130
         assert "fedelmy-launch run --json --run alone" in err and "Traceback" not in err
+    for trainer in stopped:
+        trainer.go_on()
     result = bed.launch("run", "--json", "--run", "alone").ok().json
     assert (result["state"], result["bundle_sha256"]) == ("done", undisturbed)
 

@@ -272,8 +272,8 @@ def test_an_expired_peer(north: Path, serve: Serve, forge: Callable[..., Identit
 
 def answers(node: Node, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """The node says something else of itself."""
-    true = node.measured
-    monkeypatch.setattr(node, "measured", lambda received: replace(true(received), **changes))
+    true = node.peer.measured
+    monkeypatch.setattr(node.peer, "measured", lambda received: replace(true(received), **changes))
 
 
 def test_clock_skew(north: Path, south: Node, monkeypatch: pytest.MonkeyPatch) -> None:

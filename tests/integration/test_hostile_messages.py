@@ -39,7 +39,7 @@ ADMIN = ("Health", "Runs", "Show", "Accept", "Approve", "Refuse", "Model", "Prun
 def node(state: Path) -> Iterator[Running]:
     made = Running(Node(load_site_config(Given(state=state, listen="127.0.0.1:0", data="digits"))))
     yield made
-    assert made.node.health().serving  # whatever was sent to it
+    assert made.node.admin.health().serving  # whatever was sent to it
     made.end()
     assert made.raised == []
 

@@ -175,7 +175,7 @@ def test_a_port_in_use_is_an_error_before_anything_is_written(
 def test_a_whole_node_is_scraped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     node = Node(load_site_config(given(tmp_path / "s", "0.0.0.0:0")))
     with serving(node):
-        found = node.health()
+        found = node.admin.health()
         port = int(found.metrics.rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         connection.request("GET", "/metrics")

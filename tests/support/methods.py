@@ -178,7 +178,8 @@ def _method(result: Result | None = None, wire: Any = None, **operations: Operat
 
 
 PAUSE_SECONDS = 0.0
-"""What an iteration of `polishing` takes at least: a test has to find it."""
+"""What an iteration of `polishing` takes at least, and ten times that of `rounding`: a test has to
+find them."""
 
 
 def _polished(context: Context, start: Weights) -> Weights:
@@ -202,6 +203,7 @@ def _looping(context: Context, settings: Settings) -> Outputs:
     weights = _polished(context, weights)
     state = {"vector": weights.vector.clone()}
     for index in context.loop("rounding", 3, state, every_seconds=0):
+        time.sleep(10 * PAUSE_SECONDS)
         for _ in context.loop("halving", 2, state, every_seconds=0):
             state["vector"] *= 0.9
         start = Weights(vector=state["vector"], rest=weights.rest)

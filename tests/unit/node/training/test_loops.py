@@ -138,7 +138,7 @@ def test_a_killed_trainer_resumes_in_its_loops(undisturbed, tmp_path):
         messages = [json.loads(line) for line in last.events]
         assert last.child.wait(PATIENCE) == 0
     told = [message["data"] for message in messages if message.get("event") == "progress"]
-    assert told[1]["phase"] == "rounding" and 0.3 < told[1]["share"] < 1
+    assert told[0]["phase"] == "rounding" and 0.3 < told[0]["share"] < 1
     assert "warning" not in [message.get("event") for message in messages]
     assert file_sha256(tmp_path / "bundle") == undisturbed[1]
 
