@@ -37,7 +37,8 @@ from tests.e2e.support.testbed import Bed
 from tests.e2e.support.witness import Witness, trainers_of, wait_until
 
 from fedelmy_launcher.control.find_run import discover
-from fedelmy_launcher.control.sites import Sites, prepare_run, start_run
+from fedelmy_launcher.control.sites import Sites
+from fedelmy_launcher.control.start_run import prepare_run, start_run
 from fedelmy_launcher.plans.compiler import compile_plan, load_federation
 from fedelmy_node.domain.names import run_id
 from fedelmy_node.identity import keystore

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedelmy_launcher.control.sites import _plan_id
+from fedelmy_launcher.control.start_run import _plan_id
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.run.run_report import report_of
 from fedelmy_node.store.records import RunRecord

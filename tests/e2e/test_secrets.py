@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from fedelmy_launcher.control.sites import Sites, prepare_run, start_run
+from fedelmy_launcher.control.sites import Sites
+from fedelmy_launcher.control.start_run import prepare_run, start_run
 from fedelmy_launcher.plans.compiler import compile_plan, load_federation
 from fedelmy_node.domain.names import run_id
 from fedelmy_node.identity import keystore

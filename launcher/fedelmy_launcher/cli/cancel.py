@@ -27,7 +27,7 @@ def cancel(given: options.Given, reason: str, operator: options.Operator, as_jso
       fedelmy-launch cancel xray-20270301-120000-4f2a --reason "wrong classes"
       fedelmy-launch cancel xray-20270301-120000-4f2a --at north.example:50051
     """
-    from fedelmy_launcher.control.find_run import discover
+    from fedelmy_launcher.control.find_run import discover, newest_run
     from fedelmy_node.domain.errors import PeerError
     from fedelmy_node.domain.names import run_id
 
@@ -35,7 +35,7 @@ def cancel(given: options.Given, reason: str, operator: options.Operator, as_jso
     sites, federation = options.open_sites(target, operator())
     with sites:
         # Not the newest active run: this command is easily repeated, and must not end another one.
-        newest, going = (None, None) if target.run else options.newest_run(sites, federation)
+        newest, going = (None, None) if target.run else newest_run(sites, federation)
         run = newest.run if newest else run_id(target.run or "")
         reports, _ = discover(sites, run)  # also finds sites that only their neighbours know
         states, refusals = sites.cancel(run, reason, reports)

@@ -48,7 +48,8 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
     """
     from fedelmy_launcher.cli.attach import show_answer
     from fedelmy_launcher.control.demo_sites import Daemons, DemoFederation, prepare_directory
-    from fedelmy_launcher.control.sites import Sites, prepare_run, start_run
+    from fedelmy_launcher.control.sites import Sites
+    from fedelmy_launcher.control.start_run import prepare_run, start_run
     from fedelmy_launcher.plans.compiler import compile_plan, load_federation, new_run_id
     from fedelmy_launcher.view.history.gather import gather_history
     from fedelmy_launcher.view.progress import RunProgress

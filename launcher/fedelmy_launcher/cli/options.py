@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import click
 
-from fedelmy_node.domain.errors import (
-    ConfigError,
-    ConsentError,
-    FedelmyError,
-    IdentityError,
-    RunError,
-)
+from fedelmy_node.domain.errors import ConfigError, ConsentError, FedelmyError, IdentityError
 from fedelmy_node.domain.names import address, site_name
 
 if TYPE_CHECKING:
@@ -24,8 +18,6 @@ if TYPE_CHECKING:
 
     from fedelmy_launcher.control.sites import Sites
     from fedelmy_node.domain.federation import Federation
-    from fedelmy_node.domain.names import RunId
-    from fedelmy_node.domain.reports import RunSummary
     from fedelmy_node.identity.keystore import Identity
 
 
@@ -34,9 +26,6 @@ Operator = Callable[[], "Identity | None"]
 F = TypeVar("F", bound=Callable[..., Any])
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
-_NO_RUN: Final = (
-    "Start one with `fedelmy-launch run`. A new run is known as soon as one site has agreed."
-)
 _TARGET: Final = "Give [FEDERATION] [RUN] in any order; a name with .toml or / is the federation."
 
 
@@ -229,34 +218,3 @@ def open_sites(target: Target, identity: Identity | None) -> tuple[Sites, str | 
     sites = Sites(None, identity)
     sites.addresses[site_at(place, identity)] = place
     return sites, None
-
-
-def find_run(sites: Sites, name: str | None, federation: str | None) -> RunId:
-    """The named run, or the newest; if that was cancelled, the newest that is still active."""
-    from fedelmy_node.domain.names import run_id
-
-    if name is not None:
-        return run_id(name)
-    newest, going = newest_run(sites, federation)
-    return (going or newest).run
-
-
-def newest_run(sites: Sites, federation: str | None) -> tuple[RunSummary, RunSummary | None]:
-    """The run that changed last; and, if it was cancelled, the newest one still active."""
-    from fedelmy_launcher.control.sites import ASK_AGAIN, refused
-    from fedelmy_node.domain.events import RunState
-
-    nodes, unreachable = sites.describe()
-    runs = [run for node in nodes.values() for run in node.runs]
-    known = [run for run in runs if federation in (None, run.federation)]
-    if not known:
-        if unreachable:
-            raise refused(unreachable, ASK_AGAIN)
-        of = f" of {federation}" if federation else ""
-        raise RunError("E-RUN-UNKNOWN", f"no run{of} found at any site", hint=_NO_RUN)
-    newest = max(known, key=lambda run: run.changed_at)
-    if newest.state != RunState.CANCELLED:
-        return newest, None
-    ended = {run.run for run in known if run.state in (RunState.CANCELLED, RunState.ABORTED)}
-    going = [run for run in known if run.run not in ended and not run.state.is_final]
-    return newest, max(going, key=lambda run: run.changed_at, default=None)

@@ -71,9 +71,10 @@ def report(
         target = options.target_of(*given)
         sites, federation = options.open_sites(target, operator())
         with sites:
+            from fedelmy_launcher.control.find_run import find_run
             from fedelmy_launcher.view.history.gather import gather_history
 
-            found, _, _ = gather_history(sites, options.find_run(sites, target.run, federation))
+            found, _, _ = gather_history(sites, find_run(sites, target.run, federation))
         history = found.encoded()
         html = out or Path(f"{found.run}.html")
         data = html.with_suffix(".json")

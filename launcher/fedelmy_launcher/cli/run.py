@@ -101,7 +101,8 @@ def _start(
 ) -> int:
     from fedelmy_launcher.cli.attach import follow, show_answer
     from fedelmy_launcher.control.approvals import await_approvals
-    from fedelmy_launcher.control.sites import Sites, prepare_run, start_run
+    from fedelmy_launcher.control.sites import Sites
+    from fedelmy_launcher.control.start_run import prepare_run, start_run
     from fedelmy_launcher.plans.compiler import compile_plan, new_run_id
     from fedelmy_launcher.plans.plan_files import check_accepted, run_of_files, with_file_id
     from fedelmy_launcher.view.progress import RunProgress

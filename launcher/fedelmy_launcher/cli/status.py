@@ -51,12 +51,13 @@ def status(given: options.Given, watch: bool, operator: options.Operator, as_jso
       fedelmy-launch status xray-20270301-120000-4f2a --at north.example:50051
     """
     from fedelmy_launcher.cli.attach import attach
+    from fedelmy_launcher.control.find_run import newest_run
     from fedelmy_node.domain.names import run_id
 
     target = options.target_of(*given)
     sites, federation = options.open_sites(target, operator())
     with sites:
-        newest, going = (None, None) if target.run else options.newest_run(sites, federation)
+        newest, going = (None, None) if target.run else newest_run(sites, federation)
         chosen = going or newest
         run = chosen.run if chosen else run_id(target.run or "")
         cancelled = newest.run if newest and going else None

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fedelmy_launcher.control.event_streams import Lost, Streams
-from fedelmy_launcher.control.sites import Sites, withdraw
+from fedelmy_launcher.control.sites import Sites
+from fedelmy_launcher.control.start_run import withdraw
 from fedelmy_node.domain.errors import ConsentError, FedelmyError, RunError, error_from_code
 from fedelmy_node.domain.events import AHEAD, Event, EventKind, RunState
 from fedelmy_node.domain.names import RunId, SiteName

@@ -1,4 +1,4 @@
-"""Find a run: from any of its sites to all of them, and from their reports to its outline.
+"""Find a run: by name or the newest, from any of its sites to all, from reports to its outline.
 
 Every site knows the addresses of its neighbours, so one address is enough.
 """
@@ -10,15 +10,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fedelmy_launcher.control.contributors import OutlineStep, knows_all_sites
-from fedelmy_launcher.control.sites import Refusal, Sites
+from fedelmy_launcher.control.sites import ASK_AGAIN, Refusal, Sites, refused
 from fedelmy_node.domain.errors import RunError
-from fedelmy_node.domain.names import Address, RunId, SiteName, StepId, edge_ends, site_of
-from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.events import RunState
+from fedelmy_node.domain.names import Address, RunId, SiteName, StepId, edge_ends, run_id, site_of
+from fedelmy_node.domain.reports import RunReport, RunSummary
 from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN, operation_of
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.channel import open_channel
 from fedelmy_node.rpc.clients import OperatorClient
 
+_NO_RUN: Final = (
+    "Start one with `fedelmy-launch run`. A new run is known as soon as one site has agreed."
+)
 _MAX_SITES: Final = 10_000
 """The limit of a federation: invented neighbours must not keep the search going forever."""
 _ORDER: Final = {TRAIN: 0, MERGE: 0, DELIVER: 1, EVALUATE: 2}
@@ -43,6 +47,32 @@ class ReportedRun:
     federation: str
     steps: tuple[ReportedStep, ...]
     """In order of training, then of delivery."""
+
+
+def find_run(sites: Sites, name: str | None, federation: str | None) -> RunId:
+    """The named run, or the newest; if that was cancelled, the newest that is still active."""
+    if name is not None:
+        return run_id(name)
+    newest, going = newest_run(sites, federation)
+    return (going or newest).run
+
+
+def newest_run(sites: Sites, federation: str | None) -> tuple[RunSummary, RunSummary | None]:
+    """The run that changed last; and, if it was cancelled, the newest one still active."""
+    nodes, unreachable = sites.describe()
+    runs = [run for node in nodes.values() for run in node.runs]
+    known = [run for run in runs if federation in (None, run.federation)]
+    if not known:
+        if unreachable:
+            raise refused(unreachable, ASK_AGAIN)
+        of = f" of {federation}" if federation else ""
+        raise RunError("E-RUN-UNKNOWN", f"no run{of} found at any site", hint=_NO_RUN)
+    newest = max(known, key=lambda run: run.changed_at)
+    if newest.state != RunState.CANCELLED:
+        return newest, None
+    ended = {run.run for run in known if run.state in (RunState.CANCELLED, RunState.ABORTED)}
+    going = [run for run in known if run.run not in ended and not run.state.is_final]
+    return newest, max(going, key=lambda run: run.changed_at, default=None)
 
 
 def site_at(address: Address, identity: Identity | None) -> SiteName:

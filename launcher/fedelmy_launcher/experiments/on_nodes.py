@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
 from fedelmy_launcher.control.approvals import await_approvals, ignore_news
-from fedelmy_launcher.control.sites import Sites, prepare_run, start_run
+from fedelmy_launcher.control.sites import Sites
+from fedelmy_launcher.control.start_run import prepare_run, start_run
 from fedelmy_launcher.experiments.cell_metrics import Measures
 from fedelmy_launcher.experiments.cells import Prepared, federation_tables
 from fedelmy_launcher.experiments.datasets import datasets

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedelmy_launcher.control.sites import Refusal, _plan_id, refused
+from fedelmy_launcher.control.sites import Refusal, refused
+from fedelmy_launcher.control.start_run import _plan_id
 from fedelmy_node.domain.errors import DataError
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import SiteName

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from fedelmy_launcher.cli.options import find_run, newest_run
+from fedelmy_launcher.control.find_run import find_run, newest_run
 from fedelmy_launcher.control.sites import Refusal, Sites
 from fedelmy_node.domain.errors import IdentityError, RunError
 from fedelmy_node.domain.events import RunState
