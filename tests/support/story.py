@@ -101,6 +101,8 @@ class Teller:
             "received_accuracy": 0.71,
         }
         told |= {"member_accuracies": [0.9, 0.92, 0.88], "pool_distances": distances(4)}
+        told |= {"received_classes": {CLASSES[0]: {"samples": 20, "correct": 18}}}
+        told |= {"validated_classes": {name: {"samples": 8, "correct": 4} for name in CLASSES[1:]}}
         self.tell(
             now + 0.2,
             EventKind.STEP,

@@ -53,7 +53,7 @@ KEYS: Final[Mapping[str, frozenset[Disclosure]]] = {
     **dict.fromkeys(("class_counts", "missing_classes"), _CLASSES),
     **dict.fromkeys(_BY_METRICS.split(), _METRICS),
     "correct": _SAMPLES | _METRICS,
-    "classes": _CLASSES | _METRICS,
+    **dict.fromkeys(("classes", "received_classes", "validated_classes"), _CLASSES | _METRICS),
     "embedding": _FEATURES,
 }
 """The disclosures that each key of an event, result or report requires."""

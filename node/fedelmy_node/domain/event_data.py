@@ -103,6 +103,7 @@ _CLASS: Final[Mapping[str, Check]] = {
     **dict.fromkeys(("tp?", "fn?", "fp?", "tn?"), is_count),
     **dict.fromkeys(("sensitivity?", "specificity?", "auc?"), _is_share_or_none),
 }
+_VALIDATED: Final = dict.fromkeys(("samples", "correct"), is_count)
 _SHARES: Final = (
     "accuracy",
     "balanced_accuracy",
@@ -116,6 +117,7 @@ _RESULT: Final[Mapping[str, Check]] = {
     **{f"{name}?": _is_share_or_none for name in _SHARES},
     "loss?": _is_number_or_none,
     "classes?": _per_class(_shaped(_CLASS)),
+    **dict.fromkeys(("received_classes?", "validated_classes?"), _per_class(_shaped(_VALIDATED))),
     "member_accuracies?": _list_of(_is_share_or_none, MAX_MEMBERS),
     "pool_distances?": is_square,
     "embedding?": is_embedding,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -110,6 +111,11 @@ class Validation:
         pairs = zip(self.right, self.samples, strict=True)
         shares = [right / samples for right, samples in pairs if samples]
         return math.fsum(shares) / len(shares) if shares else None
+
+    def by_class(self, classes: Sequence[str]) -> dict[str, dict[str, int]]:
+        """The counts of the classes that have samples, by name."""
+        rows = zip(classes, self.samples, self.right, strict=True)
+        return {name: {"samples": n, "correct": right} for name, n, right in rows if n}
 
     def score(self, select: Select) -> float | None:
         """The value that selects the best epoch; None: keep the latest."""

@@ -167,11 +167,14 @@ def _compute(
     report = dict(outputs.report)
     if bench is not None and outputs.model is not None:
         bench.model.load(outputs.model)
+        validated = validate(bench)
+        classes = loaded.job.recipe.task.classes
         report = {
             **loaded.sizes,
             "member_accuracies": context.accuracies,
-            "validation_accuracy": validate(bench).accuracy,
-            **_comparison(bench, context),
+            "validation_accuracy": validated.accuracy,
+            "validated_classes": validated.by_class(classes),
+            **_comparison(bench, context, classes),
             **report,
         }
     return replace(_written(loaded, operation, outputs), report=report)
@@ -243,12 +246,15 @@ def _check_spec(declared: Groups, groups: Groups, what: str, wire: WireDtype | N
         raise RunError("E-RUN-PLAN", f"{what} gave other tensors than it declares")
 
 
-def _comparison(bench: Bench, context: Context) -> dict[str, Any]:
+def _comparison(bench: Bench, context: Context, classes: Sequence[str]) -> dict[str, Any]:
     """The accuracy of the pool's first model, and the distances between its members."""
     compared: dict[str, Any] = {}
     if began := [*context.pool, *context.received][:1]:
         bench.model.load(began[0])
-        compared["received_accuracy"] = validate(bench).accuracy
+        validated = validate(bench)
+        compared["received_accuracy"] = validated.accuracy
+        if context.received:
+            compared["received_classes"] = validated.by_class(classes)
     if 1 < len(context.pool) <= _MAX_COMPARED:
         compared["pool_distances"] = distances_between(context.pool)
     return compared

@@ -14,7 +14,15 @@ from fedelmy_launcher.view.dashboard.follower import Follower
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.5
-_TRAINING_SECTIONS: Final = ("timeline", "curves", "pool", "evaluation", "classes", "features")
+_TRAINING_SECTIONS: Final = (
+    "timeline",
+    "curves",
+    "pool",
+    "evaluation",
+    "forgetting",
+    "classes",
+    "features",
+)
 _SECTIONS: Final = (*_TRAINING_SECTIONS, "bytes", "warnings", "settings")
 """Sections of the report that the page does not draw live itself."""
 _CONTENT: Final = ("<svg", "<table")

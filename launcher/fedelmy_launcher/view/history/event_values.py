@@ -98,6 +98,19 @@ def evaluation(value: Any) -> dict[str, Any] | None:
     return found
 
 
+def correct_by_class(value: Any) -> dict[str, dict[str, int]] | None:
+    """Validation samples and how many of them were right, by class."""
+    if not isinstance(value, Mapping) or len(value) > _MAX_NAMES:
+        return None
+    found: dict[str, dict[str, int]] = {}
+    for name, item in value.items():
+        read = item if isinstance(item, Mapping) else {}
+        samples, correct = count(read.get("samples")), count(read.get("correct"))
+        if samples and correct is not None and correct <= samples:
+            found[text(str(name), _NAME_CHARACTERS)] = {"samples": samples, "correct": correct}
+    return found or None
+
+
 def _one_class(value: Mapping[str, Any]) -> dict[str, Any]:
     whole = {key: count(value.get(key)) for key in ("tp", "fn", "fp", "tn")}
     return whole | {key: share(value.get(key)) for key in ("sensitivity", "specificity", "auc")}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fedelmy_launcher.view.history.event_values import (
+    correct_by_class,
     count,
     embedding,
     evaluation,
@@ -168,6 +169,8 @@ class StepHistory:
             "counts": {key: count(result.get(key)) for key in keys} or None,
             "received_accuracy": share(result.get("received_accuracy")),
             "validation_accuracy": share(result.get("validation_accuracy")),
+            "received_classes": correct_by_class(result.get("received_classes")),
+            "validated_classes": correct_by_class(result.get("validated_classes")),
             "member_accuracies": shares(result.get("member_accuracies")),
             "pool_distances": matrix(result.get("pool_distances")),
             "embedding": embedding(result.get("embedding")),

@@ -15,6 +15,7 @@ from fedelmy_launcher.view.report.charts import (
     feature_maps,
     site_curves,
 )
+from fedelmy_launcher.view.report.forgetting_chart import forgetting, hops, losses
 from fedelmy_launcher.view.report.headline import headline, reasons
 from fedelmy_launcher.view.report.pool_charts import pool_accuracies, pool_distances, trained
 from fedelmy_launcher.view.report.rendering import render
@@ -100,6 +101,16 @@ def _classes(history: Mapping[str, Any]) -> dict[str, Any]:
     return {"picture": _svg(class_histograms(history)), "classes": class_names(history)}
 
 
+def _forgetting(history: Mapping[str, Any]) -> dict[str, Any]:
+    columns = hops(history)
+    return {
+        "picture": _svg(forgetting(history)),
+        "columns": columns,
+        "classes": class_names(history),
+        "lost": list(losses(columns)),
+    }
+
+
 def _features(history: Mapping[str, Any]) -> dict[str, Any]:
     return {"picture": _svg(feature_maps(history))}
 
@@ -142,6 +153,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any]], dict[str, 
     "curves": ("Loss and validation accuracy", _curves),
     "pool": ("The pool of each site", _pool),
     "evaluation": ("The result at each site", _evaluation),
+    "forgetting": ("Learned and forgotten, class by class", _forgetting),
     "classes": ("Samples per class", _classes),
     "features": ("Features", _features),
     "bytes": ("Bytes sent", _bytes),
