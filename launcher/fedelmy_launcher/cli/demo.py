@@ -15,7 +15,6 @@ from fedelmy_node.cli.app import emit_json
 
 if TYPE_CHECKING:
     from fedelmy_launcher.control.demo_sites import DemoSite
-    from fedelmy_node.domain.federation import Federation
 
 
 @click.command()
@@ -51,6 +50,7 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
     from fedelmy_launcher.control.sites import Sites
     from fedelmy_launcher.control.start_run import prepare_run, start_run
     from fedelmy_launcher.plans.compiler import compile_plan, load_federation, new_run_id
+    from fedelmy_launcher.simulate.baselines import every_site_alone
     from fedelmy_launcher.view.history.gather import gather_history
     from fedelmy_launcher.view.progress import RunProgress
     from fedelmy_launcher.view.terminal.follow import follow_run
@@ -85,7 +85,8 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
         say("4/4  for comparison, every site alone (simulated with equal settings and test data)")
         model = directory / "sites" / federation.sites[-1].name / "model.safetensors"
         with _exporting(federation.sites[-1], model):
-            alone = _alone(described, directory.absolute() / "alone")
+            found = every_site_alone(described, plan.run, directory.absolute() / "alone")
+            alone = {str(site): own.accuracy or 0.0 for site, own in found.items()}
     files = {
         "model": str(model),
         "report": str(directory / "report.json"),
@@ -106,26 +107,6 @@ def _exporting(site: DemoSite, model: Path) -> Iterator[None]:
         _, problem = exporting.communicate()
     if exporting.returncode:
         raise InternalError("E-INTERNAL", f"exporting the model failed: {problem.strip()}")
-
-
-def _alone(federation: Federation, directory: Path) -> dict[str, float]:
-    """The accuracy of each site's own model on the test data of all sites."""
-    from dataclasses import replace
-
-    from fedelmy_launcher.plans.compiler import compile_plan, new_run_id
-    from fedelmy_launcher.simulate.simulation import Simulation, data_of
-
-    accuracies: dict[str, float] = {}
-    data = data_of(federation)
-    for member in federation.members:
-        plan = compile_plan(replace(federation, members=(member,)), new_run_id(federation))
-        simulation = Simulation(plan, data, directory / member.name, lambda event: None)
-        simulation.run()
-        bundle = simulation.bundle(plan.steps[0].id)
-        results = [simulation.evaluate(bundle, site) for site in data]
-        correct, samples = (sum(r[key] for r in results) for key in ("correct", "samples"))
-        accuracies[member.name] = correct / samples
-    return accuracies
 
 
 def _conclude(

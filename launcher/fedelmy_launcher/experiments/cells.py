@@ -49,6 +49,8 @@ class SitesTable:
     """Drawn at random before the partition, from all data or each domain; default: all."""
     domains: tuple[str, ...] = ()
     """The domains in site order; default: the data set's order."""
+    baseline: Literal["none", "pooled", "alone"] = "none"
+    """pooled: one site has the data of all; alone: the best of sites that train without others."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -71,6 +73,8 @@ class Prepared:
     data: str
     """Title of the data."""
     synthetic: bool
+    alone: bool = False
+    """The sites do not form a federation: the best of them counts."""
 
     @property
     def federation(self) -> Federation:
@@ -107,6 +111,9 @@ def prepare_cell(cell: Cell, given: Mapping[str, str]) -> Prepared:
     settings = merged(found.settings, cell.settings)
     sites = decode(SitesTable, settings.pop("sites"), "sites")
     parts = _parts(found, sites, cell.seed)
+    if sites.baseline == "pooled":
+        parts = _pooled(parts)
+    alone = sites.baseline == "alone"
     tables = federation_tables(settings, cell.seed)
     sources = [_opened(source) for source in dict.fromkeys(source for source, _ in parts.values())]
     # Without a common test set, each site measures on its own part; the paper uses all of them.
@@ -117,8 +124,15 @@ def prepare_cell(cell: Cell, given: Mapping[str, str]) -> Prepared:
         {"name": name, "address": _NOWHERE, "data": source} for name, (source, _) in parts.items()
     ]
     federation_from(tables)
-    key, title, synthetic = _key(tables, parts), found.title, found.synthetic
-    return Prepared(cell=cell, key=key, tables=tables, parts=parts, data=title, synthetic=synthetic)
+    return Prepared(
+        cell=cell,
+        key=_key(tables, parts, alone=alone),
+        tables=tables,
+        parts=parts,
+        data=found.title,
+        synthetic=found.synthetic,
+        alone=alone,
+    )
 
 
 def federation_tables(settings: Mapping[str, Any], seed: int) -> Tree:
@@ -176,6 +190,20 @@ def _parts(found: Given, sites: SitesTable, seed: int) -> dict[str, tuple[str, N
     return parts
 
 
+def _pooled(
+    parts: Mapping[str, tuple[str, NDArray[np.int64]]],
+) -> dict[str, tuple[str, NDArray[np.int64]]]:
+    """One site with the samples of all."""
+    sources = {source for source, _ in parts.values()}
+    if len(sources) > 1:
+        message = "domains are different sources, which one site cannot have"
+        raise ConfigError(
+            "E-CONFIG-VALUE", f"sites.baseline: {message}", hint="Leave this row out."
+        )
+    samples = np.sort(np.concatenate([positions for _, positions in parts.values()]))
+    return {"site-1": (sources.pop(), samples)}
+
+
 @cache
 def _cut(
     source: str, count: int, method: Method, alpha: float | None, samples: int | None, seed: int
@@ -201,7 +229,7 @@ def _classes(sources: Sequence[RawData]) -> Sequence[str]:
     return sorted({name for source in sources for name in source.classes})
 
 
-def _key(tables: Tree, parts: Mapping[str, tuple[str, NDArray[np.int64]]]) -> str:
+def _key(tables: Tree, parts: Mapping[str, tuple[str, NDArray[np.int64]]], *, alone: bool) -> str:
     """Digest of settings, kind and size of the data and each site's part, but not their paths."""
     what = []
     for name, (source, positions) in parts.items():
@@ -211,4 +239,5 @@ def _key(tables: Tree, parts: Mapping[str, tuple[str, NDArray[np.int64]]]) -> st
         tests = 0 if raw.test is None else len(raw.test.labels)
         what.append([name, kinds, len(raw.pool.labels), tests, drawn])
     numbers = {key: value for key, value in tables.items() if key != "sites"}
-    return hashlib.sha256(canonical_json(encode([numbers, what]))).hexdigest()[:20]
+    described = [numbers, what, "alone"] if alone else [numbers, what]
+    return hashlib.sha256(canonical_json(encode(described))).hexdigest()[:20]

@@ -50,6 +50,10 @@ def prepare_on_nodes(cell: Cell, nodes: Federation) -> Prepared:
     """The cell's settings with the sites and the task of a real federation."""
     settings = dict(cell.settings)
     sites = settings.pop("sites", {})
+    if isinstance(sites, Mapping) and sites.get("baseline", "none") != "none":
+        hint = "Compute this row without --nodes, or choose others with --only."
+        message = "a baseline needs the data of all sites in one place, so it is only simulated"
+        raise ConfigError("E-CONFIG-VALUE", message, hint=hint)
     wanted = str(sites.get("data", "")) if isinstance(sites, Mapping) else ""
     defaults = unfolded(datasets()[wanted].settings) if wanted in datasets() else {}
     for name in ("sites", "task"):

@@ -11,9 +11,13 @@ import queue
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from fedelmy_node.domain.federation import Federation
 
 
 def main() -> None:
@@ -64,6 +68,8 @@ def _simulate(job: Mapping[str, Any], reply: Any) -> dict[str, Any]:
     from fedelmy_node.training.torch_runtime import versions
 
     federation = federation_from(job["tables"])
+    if job["alone"]:
+        return _alone(job, federation, reply)
     plan = compile_plan(federation, run_id(f"experiment-{job['key']}"))
     progress = RunProgress(plan)
     measures = Measures(progress)
@@ -80,6 +86,37 @@ def _simulate(job: Mapping[str, Any], reply: Any) -> dict[str, Any]:
             plan, data_of(federation), Path(directory), take, code=job["code"], weights=weights
         ).run()
     return {**measures.result(), "versions": versions()}
+
+
+def _alone(job: Mapping[str, Any], federation: Federation, reply: Any) -> dict[str, Any]:
+    """The site whose own model is best on the test data: an upper bound for doing without."""
+    from fedelmy_launcher.simulate.baselines import every_site_alone
+    from fedelmy_node.domain.events import Event, EventKind
+    from fedelmy_node.domain.names import run_id
+    from fedelmy_node.training.torch_runtime import versions
+
+    def take(event: Event) -> None:
+        if event.kind == EventKind.EPOCH:
+            reply({"step": event.step})
+
+    began, weights = time.monotonic(), job["weights"] and Path(job["weights"])
+    with tempfile.TemporaryDirectory(prefix="fedelmy-") as directory:
+        run = run_id(f"experiment-{job['key']}")
+        found = every_site_alone(
+            federation, run, Path(directory), take, code=job["code"], weights=weights
+        )
+    best = max(found.values(), key=lambda own: own.accuracy or 0.0)
+    return {
+        "accuracy": best.accuracy,
+        "balanced_accuracy": best.balanced_accuracy,
+        "samples": best.samples,
+        **dict.fromkeys(("bytes", "bytes_delivered", "bundle_bytes"), 0),
+        "sha256": "",
+        "seconds": round(time.monotonic() - began, 1),
+        "subset": False,
+        "pool_distances": None,
+        "versions": versions(),
+    }
 
 
 if __name__ == "__main__":

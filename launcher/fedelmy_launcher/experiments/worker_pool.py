@@ -125,7 +125,8 @@ class _Worker(threading.Thread):
         try:
             with tempfile.TemporaryDirectory(prefix="fedelmy-") as directory:
                 tables = prepared.write_parts(Path(directory))
-                job = {"key": prepared.key, "tables": tables, **self._fixed}
+                job = {"key": prepared.key, "tables": tables, "alone": prepared.alone}
+                job |= self._fixed
                 return self._compute(prepared, job)
         except FedelmyError as error:
             return Finished(prepared, error=error)
