@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from fedelmy_launcher.control.sites import Sites
-    from fedelmy_node.domain.federation import Federation
+    from fedelmy_node.domain.federation import Federation, Recipe
     from fedelmy_node.identity.keystore import Identity
 
 
@@ -218,3 +218,11 @@ def open_sites(target: Target, identity: Identity | None) -> tuple[Sites, str | 
     sites = Sites(None, identity)
     sites.addresses[site_at(place, identity)] = place
     return sites, None
+
+
+def warn_of_settings(recipe: Recipe) -> None:
+    """Print what the strategy says about settings that are known to do harm."""
+    from fedelmy_node.training.strategies import warnings_of
+
+    for text in warnings_of(recipe):
+        click.echo(f"{click.style('warning', fg='yellow')}: {text}", err=True)

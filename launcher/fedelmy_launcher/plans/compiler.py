@@ -6,16 +6,17 @@ import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedelmy_launcher.plans.topologies import build_wiring
 from fedelmy_launcher.plans.topologies.wiring import delivery_steps
 from fedelmy_node import CONTRACT
-from fedelmy_node.config.decode import canonical_json
+from fedelmy_node.config.decode import canonical_json, encode
 from fedelmy_node.config.federation_file import federation_of, read_federation
 from fedelmy_node.domain.errors import ConfigError
-from fedelmy_node.domain.federation import Federation, Member
+from fedelmy_node.domain.federation import Federation, Member, Setting, StrategySpec
 from fedelmy_node.domain.names import RunId, SiteName, run_id, site_of
 from fedelmy_node.domain.plan import Neighbour, Plan
 from fedelmy_node.domain.plan_steps import MAX_STEPS, PLAN_ID_DIGITS, Step
@@ -73,7 +74,7 @@ def compile_plan(federation: Federation, run: RunId) -> Plan:
         contract=CONTRACT,
         run=run,
         federation=federation.name,
-        recipe=federation.recipe,
+        recipe=replace(federation.recipe, strategy=_resolved(federation.recipe.strategy)),
         sites=tuple(
             Neighbour(site=each.name, address=each.address, absence=federation.absence_of(each))
             for each in federation.members
@@ -84,6 +85,13 @@ def compile_plan(federation: Federation, run: RunId) -> Plan:
     )
     _check_skippable(plan)
     return plan
+
+
+def _resolved(strategy: StrategySpec) -> StrategySpec:
+    """Spell all settings out: another version at a site may have other defaults."""
+    settings = encode(settings_for(strategy))
+    scalars = {key: value for key, value in settings.items() if isinstance(value, Setting)}
+    return replace(strategy, settings=scalars)
 
 
 def _declared(strategy: str, steps: Sequence[Step]) -> dict[str, Traits]:

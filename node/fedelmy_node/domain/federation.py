@@ -278,7 +278,7 @@ class StrategySpec:
 
     name: str
     settings: Mapping[str, Setting] = field(default_factory=dict, metadata=at_most(MAX_SETTINGS))
-    """Only what differs from the strategy's defaults."""
+    """In a federation file: what differs from the strategy's defaults. In a plan: all of them."""
 
     def __post_init__(self) -> None:
         named = 0 < len(self.name) <= MAX_NAME

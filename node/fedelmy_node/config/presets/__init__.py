@@ -15,6 +15,8 @@ from fedelmy_node.config.decode import read_toml, suggestion
 from fedelmy_node.domain.errors import ConfigError
 
 _DIRECTORY: Final = Path(__file__).parent
+_PAPER: Final = "paper-"
+"""These presets have the literal values of the paper; earlier versions named them without it."""
 
 
 def _names() -> list[str]:
@@ -32,6 +34,8 @@ def with_preset(tables: Mapping[str, Any]) -> dict[str, Any]:
     name = federation.get("preset") if isinstance(federation, Mapping) else None
     if name is None:
         return dict(tables)
+    if f"{_PAPER}{name}" in _names():
+        name = f"{_PAPER}{name}"
     if name not in _names():
         hint = suggestion(str(name), _names(), "Presets")
         raise ConfigError("E-CONFIG-VALUE", f"unknown preset {str(name)[:80]!r}", hint=hint)

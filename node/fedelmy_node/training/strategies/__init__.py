@@ -50,7 +50,9 @@ INSTALLED: Final = Registry("fedelmy.strategies", "strategy", STRATEGIES, Strate
 
 
 class Strategy(Protocol):
-    """A strategy's module; it may have a `RESULT` (`operations.Result`), too."""
+    """A strategy's module. It may also have a `RESULT` (`operations.Result`), and
+    `warnings(settings, training)`: sentences about settings that are known to do harm.
+    """
 
     Settings: type
     """A frozen dataclass: the keys of [strategy] in federation.toml, with defaults."""
@@ -129,6 +131,16 @@ def check_operations(plan: Slice) -> None:
 def is_weighted(spec: StrategySpec) -> bool:
     """Whether bundles tell how many samples a site has."""
     return any(SAMPLE_COUNTS in each.discloses for each in operations_of(spec.name).values())
+
+
+def warnings_of(recipe: Recipe) -> tuple[str, ...]:
+    """What a strategy says about settings that are valid, but known to do harm."""
+    name = recipe.strategy.name
+    find = getattr(strategy_for(name), "warnings", None)
+    if find is None:
+        return ()
+    with INSTALLED.foreign(name):
+        return tuple(find(settings_for(recipe.strategy), recipe.training))
 
 
 def effort_of(recipe: Recipe, *, begins: bool, operation: str = TRAIN) -> Effort:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -12,6 +13,11 @@ from fedelmy_node.training.operations import Effort, Operation
 
 if TYPE_CHECKING:
     from fedelmy_node.training.context import Context, Outputs
+
+
+_STRONG_BETA: Final = 0.5
+_FREE_EPOCHS: Final = 100
+_EUCLIDEAN: Final = ("l2", "squared_l2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +47,18 @@ class Settings:
 def effort(settings: Settings, training: Training, *, begins: bool) -> Effort:
     warmup = settings.warmup_epochs if begins else 0
     return Effort(members=settings.pool_size, epochs=training.epochs, warmup_epochs=warmup)
+
+
+def warnings(settings: Settings, training: Training) -> Iterator[str]:
+    """Name a beta that holds the model back for as long as it trains."""
+    held = settings.beta - (settings.alpha if settings.distance == "squared_l2" else 0.0)
+    if held >= _STRONG_BETA and settings.distance in _EUCLIDEAN and training.epochs < _FREE_EPOCHS:
+        yield (
+            f"beta = {settings.beta:g} holds every model near its start, and {training.epochs} epochs"
+            " are too few to get away: with beta 1 and 20 epochs, fedelmy reached 19.0% where"
+            " fedseq reached 50.0% with as many epochs in total (docs/results.md); the paper trains"
+            f" 200 epochs. Use beta = 0, or at least {_FREE_EPOCHS} epochs"
+        )
 
 
 def train(context: Context, settings: Settings) -> Outputs:

@@ -21,7 +21,7 @@ def load(path: Path, preset: str, more: str = "") -> Federation:
         f'[federation]\nname = "f"\npreset = "{preset}"\n[[sites]]\nname = "a"\naddress = "a:1"\n'
     )
     file.write_text(
-        head + (CLASSES if preset == "tiny-imagenet" and "[task" not in more else "") + more
+        head + (CLASSES if preset == "paper-tiny-imagenet" and "[task" not in more else "") + more
     )
     return load_federation(file)
 
@@ -29,10 +29,10 @@ def load(path: Path, preset: str, more: str = "") -> Federation:
 @pytest.mark.parametrize(
     ("preset", "rate", "warmup", "pool", "alpha", "beta"),
     [
-        ("cifar10", 5e-5, 30, 5, 0.06, 1.0),
-        ("tiny-imagenet", 5e-5, 20, 3, 1.0, 1.0),
-        ("pacs", 5e-5, 20, 10, 1.0, 1.0),
-        ("office-caltech", 1e-3, 20, 10, 0.001, 0.001),
+        ("paper-cifar10", 5e-5, 30, 5, 0.06, 1.0),
+        ("paper-tiny-imagenet", 5e-5, 20, 3, 1.0, 1.0),
+        ("paper-pacs", 5e-5, 20, 10, 1.0, 1.0),
+        ("paper-office-caltech", 1e-3, 20, 10, 0.001, 0.001),
     ],
 )
 def test_a_preset_has_the_papers_numbers(
@@ -56,14 +56,17 @@ def test_a_preset_has_the_papers_numbers(
 
 
 def test_every_preset_is_listed() -> None:
-    assert set(presets()) == {"cifar10", "tiny-imagenet", "pacs", "office-caltech"} and all(
-        presets().values()
-    )
+    assert set(presets()) == {
+        "paper-cifar10",
+        "paper-tiny-imagenet",
+        "paper-pacs",
+        "paper-office-caltech",
+    } and all(presets().values())
 
 
 def test_the_file_goes_first_key_by_key(tmp_path: Path) -> None:
     more = '[training]\nepochs = 3\n[strategy]\nalpha = 0.5\n[task]\nclasses = ["x", "y"]\ninput = { height = 16 }\n'
-    recipe = load(tmp_path, "cifar10", more).recipe
+    recipe = load(tmp_path, "paper-cifar10", more).recipe
     assert (recipe.training.epochs, recipe.training.augment) == (3, ("crop", "flip"))
     assert (recipe.strategy.settings["alpha"], recipe.strategy.settings["beta"]) == (0.5, 1.0)
     assert recipe.task.classes == ("x", "y") and (
@@ -73,14 +76,14 @@ def test_the_file_goes_first_key_by_key(tmp_path: Path) -> None:
 
 
 def test_a_model_brings_its_own_settings(tmp_path: Path) -> None:
-    recipe = load(tmp_path, "cifar10", '[model]\nname = "cnn"\n').recipe
+    recipe = load(tmp_path, "paper-cifar10", '[model]\nname = "cnn"\n').recipe
     assert (recipe.model.name, recipe.training.learning_rate) == ("cnn", 1e-3)
     assert (recipe.strategy.settings["warmup_epochs"], recipe.strategy.settings["pool_size"]) == (
         20,
         5,
     )
     own = load(
-        tmp_path, "cifar10", '[model]\nname = "cnn"\n[training]\nlearning_rate = 0.01\n'
+        tmp_path, "paper-cifar10", '[model]\nname = "cnn"\n[training]\nlearning_rate = 0.01\n'
     ).recipe
     assert own.training.learning_rate == 0.01
 
@@ -88,7 +91,7 @@ def test_a_model_brings_its_own_settings(tmp_path: Path) -> None:
 def test_settings_of_another_strategy_are_left_out(tmp_path: Path) -> None:
     from fedelmy_node.config.presets import with_preset
 
-    tables = with_preset({"federation": {"preset": "pacs"}, "strategy": {"name": "fedseq"}})
+    tables = with_preset({"federation": {"preset": "paper-pacs"}, "strategy": {"name": "fedseq"}})
     assert tables["strategy"] == {"name": "fedseq"} and tables["training"]["epochs"] == 200
 
 
@@ -96,7 +99,7 @@ def test_settings_of_another_strategy_are_left_out(tmp_path: Path) -> None:
     ("preset", "more", "says"),
     [
         ("cifar", "", "unknown preset 'cifar'"),
-        ("cifar10", "[training]\nepoch = 3\n", "unknown key"),
+        ("paper-cifar10", "[training]\nepoch = 3\n", "unknown key"),
     ],
 )
 def test_mistakes_are_named_as_ever(tmp_path: Path, preset: str, more: str, says: str) -> None:
@@ -107,3 +110,7 @@ def test_mistakes_are_named_as_ever(tmp_path: Path, preset: str, more: str, says
 def test_a_preset_must_be_a_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown preset"):
         load(tmp_path, "../presets/cifar10")
+
+
+def test_names_of_earlier_versions_still_work(tmp_path: Path) -> None:
+    assert load(tmp_path, "cifar10").recipe == load(tmp_path, "paper-cifar10").recipe

@@ -11,7 +11,7 @@ from fedelmy_node.training.averaging import mean_weights
 from fedelmy_node.training.context import Artifact, Context
 from fedelmy_node.training.fit import FitOrder, fit
 from fedelmy_node.training.strategies import STRATEGIES, settings_for, strategy_for
-from fedelmy_node.training.strategies.fedelmy import Settings, train
+from fedelmy_node.training.strategies.fedelmy import Settings, train, warnings
 from tests.support.small_recipes import make_bench, net
 
 
@@ -138,3 +138,21 @@ def test_learning_happens():
     train(context, Settings(pool_size=2, warmup_epochs=5))
     losses = [data["loss"] for kind, data in events if kind == "epoch"]
     assert losses[-1] < losses[0] < 2 * math.log(3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs", "warned"),
+    [
+        ({"beta": 1.0}, 20, True),
+        ({"beta": 1.0}, 200, False),
+        ({"beta": 0.1}, 20, False),
+        ({"alpha": 1.0, "beta": 1.0, "distance": "squared_l2"}, 20, False),
+        ({"alpha": 0.06, "beta": 1.0, "distance": "squared_l2"}, 20, True),
+        ({"beta": 1.0, "distance": "cosine"}, 20, False),
+    ],
+)
+def test_a_beta_that_holds_models_back_is_warned_of(settings, epochs, warned):
+    found = list(warnings(Settings(**settings), Training(epochs=epochs)))
+    assert len(found) == warned
+    if warned:
+        assert f"{epochs} epochs" in found[0] and "docs/results.md" in found[0]
