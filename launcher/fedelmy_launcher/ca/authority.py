@@ -225,6 +225,9 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     builder = _certificate(name, name, key.public_key(), _CA_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
+    # A root that names its own key is known as one, even if its issuer's name is damaged.
+    own = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+    builder = builder.add_extension(own, critical=False)
     return builder.sign(key, hashes.SHA256())
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -190,14 +190,34 @@ def check_dates(certificate: x509.Certificate, holder: str, now: datetime | None
 
 
 def check_authority(ca: x509.Certificate) -> None:
-    """Refuse a certificate that is not a CA."""
+    """Refuse a certificate that is not a CA, or whose own signature shows that it is damaged.
+
+    Nobody verifies the signature of a root that is trusted. But a root with other bits than its
+    peers' may verify here and fail in TLS, for ever and without a reason that a person could see.
+    """
+    if not _is_cross_signed(ca):
+        try:
+            ca.verify_directly_issued_by(ca)
+        except UnsupportedAlgorithm:
+            pass  # very old, and says nothing
+        except (InvalidSignature, TypeError, ValueError) as error:
+            message = f"{ca.subject.rfc4514_string()!r} in ca.pem is damaged: wrong signature"
+            raise IdentityError("E-IDENTITY-FILE", message) from error
     constraints = _extension(ca, x509.BasicConstraints)
     if constraints is None or not constraints.ca:
         message = f"{ca.subject.rfc4514_string()!r} in ca.pem is not a CA certificate"
         raise IdentityError("E-IDENTITY-FILE", message)
 
 
-_E = TypeVar("_E", x509.SubjectAlternativeName, x509.ExtendedKeyUsage, x509.BasicConstraints)
+def _is_cross_signed(ca: x509.Certificate) -> bool:
+    """Whether another CA signed it: issuer and key must both say so, as one may be damaged."""
+    issuer = _extension(ca, x509.AuthorityKeyIdentifier)
+    own = _extension(ca, x509.SubjectKeyIdentifier)
+    names_own_key = bool(issuer and own and issuer.key_identifier == own.digest)
+    return ca.issuer != ca.subject and not names_own_key
+
+
+_E = TypeVar("_E", bound=x509.ExtensionType)
 
 
 def _extension(certificate: x509.Certificate, kind: type[_E]) -> _E | None:

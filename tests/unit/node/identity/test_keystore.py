@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from fedelmy_launcher.ca import authority
 from fedelmy_node.domain.errors import FedelmyError, IdentityError, StoreError
@@ -196,3 +197,25 @@ def test_a_failed_write_leaves_the_old_file(
         write_durably(path, b"new", 0o644)
     assert [file.name for file in tmp_path.iterdir()] == ["certificate.pem"]
     assert path.read_bytes() == b"old"
+
+
+def test_a_flipped_bit_of_the_ca_is_found(federation_ca: Path, home: Path) -> None:
+    """TLS may refuse a root that verifies our own certificate all the same."""
+    whole = keystore.install(home, sign(federation_ca, home))
+    data = (home / "ca.pem").read_bytes()
+    refused = 0
+    for place in range(0, 8 * len(data), 11):  # every byte, one of its bits after the other
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        (home / "ca.pem").write_bytes(changed)
+        try:
+            found = keystore.load(home)
+        except IdentityError:
+            refused += 1
+        else:
+            assert _signed(found) == _signed(whole), place
+    assert refused > len(data) / 2
+
+
+def _signed(identity: Identity) -> bytes:
+    return x509.load_pem_x509_certificate(identity.ca_pem).tbs_certificate_bytes
