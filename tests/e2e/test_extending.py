@@ -225,6 +225,8 @@ def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
     with launched(bed, "votes") as launcher:
         witness = Witness(south, "votes")
         wait_until(lambda: witness.find("epoch", "train.4@south"), "the second visit of south")
+        told = bed.launch("status", "votes").ok().out
+        assert "collect.5@south" in told and "trained by north" in told
         south.kill()
         again(south)
         out, err = launcher.communicate(timeout=240)
@@ -238,6 +240,18 @@ def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
     assert len(load_model(exported).module.members) == 2
     assert north.node("model", "evaluate", "--json").ok().json["accuracy"] > 0.9
     assert not states(bed), "a run that is over leaves none"
+    told = bed.launch("run", "--attach", "votes", "--json").ok().json
+    assert (told["state"], told["contributors"]) == ("done", ["north", "south"])
+    pages = bed.root / "votes.html", bed.root / "votes.json"
+    bed.launch("report", "--run", "votes", "--out", str(pages[0])).ok()
+    assert "input of collect" in pages[0].read_text()
+    history = json.loads(pages[1].read_text())
+    spans = [
+        (site["name"], s["what"], s["detail"]) for site in history["sites"] for s in site["spans"]
+    ]
+    assert ("south", "computing", "collect.5@south") in spans
+    trains = {step["step"] for site in history["sites"] for step in site["steps"] if step["trains"]}
+    assert trains == {f"train.{n}@{site}" for n, site in enumerate(["north", "south"] * 2, 1)}
 
 
 @pytest.mark.timeout(600)  # half a minute on a free machine

@@ -282,7 +282,7 @@ def reading_again(readings: list[Path]) -> Callable[[Receiver], None]:
 def test_a_distant_link(
     south: South, link: Link, identities: Identities, bundle: Path, parcel: Parcel
 ) -> None:
-    """30 Mbit/s and 100 ms each way; `bench.transfer` has what such a link costs."""
+    """30 Mbit/s and 100 ms each way."""
     link.bytes_per_second, link.delay_seconds = 30e6 / 8, 0.1
     deliver(link, identities, parcel)
     received_once(south, bundle)

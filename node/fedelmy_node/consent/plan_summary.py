@@ -152,7 +152,9 @@ def _effort(effort: Effort) -> str:
 def _traffic(plan: Slice) -> Iterator[str]:
     incoming = {DELIVER: "the final model", MERGE: "a model to average"}
     for edge in plan.edges_in:
-        what = incoming.get(edge.carries, "the model to continue with")
+        onward = plan.traits(edge.target).trains
+        other = "the model to continue with" if onward else f"an input of operation {edge.carries}"
+        what = incoming.get(edge.carries, other)
         yield f"Site {edge.sender} sends this site {what}{_condition(edge)}."
     for edge in plan.edges_out:
         what = _outgoing(plan, edge)
