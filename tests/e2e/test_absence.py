@@ -8,14 +8,10 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedelmy_launcher.plans.compiler import compile_plan, load_federation
-from fedelmy_launcher.simulate.simulation import Simulation, data_of
-from fedelmy_node.domain.names import run_id
 from tests.e2e.support.testbed import Bed, Site, launched
 
 NAMES = ("north", "south", "west", "east")
@@ -76,24 +72,6 @@ def write(bed: Bed, policy: str, epochs: int = 30) -> None:
     )
 
 
-def simulated(bed: Bed, tmp_path: Path, without: Sequence[str] = ()) -> str:
-    """The result of the same federation if some sites had never been in it."""
-    described = load_federation(bed.file)
-    kept = tuple(member for member in described.members if member.name not in without)
-    plan = compile_plan(
-        described.__class__(**{**_fields(described), "members": kept}), run_id("simulated")
-    )
-    found: list[str] = []
-    Simulation(
-        plan, data_of(described), tmp_path, lambda event: found.append(event.data.get("sha256", ""))
-    ).run()
-    return [sha256 for sha256 in found if sha256][-1]
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
-
-
 def wait_for(launcher: subprocess.Popen[str], kind: str, site: str | None = None) -> dict[str, Any]:
     assert launcher.stdout is not None
     for line in launcher.stdout:
@@ -132,7 +110,7 @@ def until_over(site: Site, run: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dead", dead_sites())
-def test_skip(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
+def test_skip(bed: Bed, dead: tuple[str, ...]) -> None:
     write(bed, "skip")
     run = f"skip-{'-'.join(dead)}"
     with launched(bed, run) as launcher:
@@ -143,7 +121,7 @@ def test_skip(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
     alive = [name for name in NAMES if name not in dead]
-    assert result["bundle_sha256"] == simulated(bed, tmp_path, without=dead)
+    assert result["bundle_sha256"] == bed.simulate(without=dead)["bundle_sha256"]
     assert result["subset"] is True and sorted(result["contributors"]) == sorted(alive)
     left_out = {entry["site"]: entry for entry in result["left_out"]}
     assert set(left_out) == set(dead)
@@ -162,7 +140,7 @@ def test_skip(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
         assert "skipped" in steps(report).values()
 
 
-def test_a_site_that_dies_after_its_receipt_is_skipped_too(bed: Bed, tmp_path: Path) -> None:
+def test_a_site_that_dies_after_its_receipt_is_skipped_too(bed: Bed) -> None:
     write(bed, "skip")
     with launched(bed, "skip-later") as launcher:
         wait_for(launcher, "epoch", "south")
@@ -170,12 +148,12 @@ def test_a_site_that_dies_after_its_receipt_is_skipped_too(bed: Bed, tmp_path: P
         out, err = launcher.communicate(timeout=LONGEST_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
-    assert result["bundle_sha256"] == simulated(bed, tmp_path, without=("south",))
+    assert result["bundle_sha256"] == bed.simulate(without=("south",))["bundle_sha256"]
     assert sorted(result["contributors"]) == ["east", "north", "west"]
 
 
 @pytest.mark.full
-def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed, tmp_path: Path) -> None:
+def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed) -> None:
     write(bed, "skip", epochs=120)
     with launched(bed, "skip-back") as launcher:
         wait_for(launcher, "epoch", "north")
@@ -185,14 +163,14 @@ def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed, tmp_path: Path
         out, err = launcher.communicate(timeout=LONGEST_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
-    assert result["bundle_sha256"] == simulated(bed, tmp_path, without=("south",))
+    assert result["bundle_sha256"] == bed.simulate(without=("south",))["bundle_sha256"]
     report = until_over(bed.sites["south"], "skip-back")
     assert steps(report)["train.2@south"] == "skipped"
     assert {"deliver.3@south": "done", "evaluate.3@south": "done"}.items() <= steps(report).items()
 
 
 @pytest.mark.parametrize("dead", dead_sites())
-def test_wait(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
+def test_wait(bed: Bed, dead: tuple[str, ...]) -> None:
     write(bed, "wait")
     run = f"wait-{'-'.join(dead)}"
     with launched(bed, run) as launcher:
@@ -209,7 +187,7 @@ def test_wait(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
             restart(bed, name)
         out, err = launcher.communicate(timeout=LONGEST_SECONDS)
     assert launcher.returncode == 0, err
-    assert json.loads(out.splitlines()[-1])["bundle_sha256"] == simulated(bed, tmp_path)
+    assert json.loads(out.splitlines()[-1])["bundle_sha256"] == bed.simulate()["bundle_sha256"]
 
 
 @pytest.mark.parametrize("dead", dead_sites("the last"))

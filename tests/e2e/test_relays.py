@@ -34,7 +34,7 @@ class Hub:
         bed.write_file(
             size=32, addresses={name: f"{self.west.address}/{name}" for name in ("north", "clinic")}
         )
-        self.simulated = bed.launch("simulate", "--json").ok().json
+        self.simulated = bed.simulate()
 
     @property
     def west(self) -> Site:

@@ -31,7 +31,7 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 
 @pytest.fixture(scope="module")
 def undisturbed(bed: Bed) -> str:
-    return str(bed.launch("simulate", "--json").ok().json["bundle_sha256"])
+    return str(bed.simulate()["bundle_sha256"])
 
 
 def back_up(site: Site, name: str) -> Path:

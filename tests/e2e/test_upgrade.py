@@ -68,7 +68,7 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 def undisturbed(bed: Bed) -> str:
     """The result of this version; written for 40 epochs, so that there is time to interrupt them."""
     bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 40"))
-    return str(bed.launch("simulate", "--json").ok().json["bundle_sha256"])
+    return str(bed.simulate()["bundle_sha256"])
 
 
 def serve(bed: Bed, software: Mapping[str, Path | None]) -> None:

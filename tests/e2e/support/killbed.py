@@ -82,7 +82,7 @@ class KillBed:
 
     def simulate(self) -> None:
         """What comes out where nothing dies."""
-        simulated = self.bed.launch("simulate", "--json").ok().json
+        simulated = self.bed.simulate()
         self.undisturbed, self.bundle_bytes = simulated["bundle_sha256"], simulated["bundle_bytes"]
 
     def start(self, name: str) -> None:
