@@ -8,11 +8,13 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.witness import Trainer, Witness
 
 NAMES = ("north", "south", "west", "east")
 PATIENCE_SECONDS = 3.0
@@ -62,7 +64,7 @@ def restart(bed: Bed, name: str) -> None:
     start(bed.sites[name], [f"{later}={bed.sites[later].address}" for later in behind])
 
 
-def write(bed: Bed, policy: str, epochs: int = 30) -> None:
+def write(bed: Bed, policy: str, epochs: int = 20) -> None:
     bed.write_file()
     text = bed.file.read_text().replace("epochs = 2", f"epochs = {epochs}")
     bed.file.write_text(
@@ -81,6 +83,11 @@ def wait_for(launcher: subprocess.Popen[str], kind: str, site: str | None = None
     raise AssertionError(
         f"no {kind} of {site}: {launcher.stderr.read() if launcher.stderr else ''}"
     )
+
+
+def training(bed: Bed, run: str, name: str) -> AbstractContextManager[Trainer]:
+    """A site's trainer is held in mid-training."""
+    return Witness(bed.sites[name], run).held(f"train.{NAMES.index(name) + 1}@{name}")
 
 
 def show(site: Site, run: str) -> dict[str, Any]:
@@ -114,9 +121,9 @@ def test_skip(bed: Bed, dead: tuple[str, ...]) -> None:
     write(bed, "skip")
     run = f"skip-{'-'.join(dead)}"
     with launched(bed, run) as launcher:
-        wait_for(launcher, "epoch", "north")
-        for name in dead:
-            bed.sites[name].kill()
+        with training(bed, run, "north"):
+            for name in dead:
+                bed.sites[name].kill()
         out, err = launcher.communicate(timeout=LONGEST_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
@@ -143,8 +150,8 @@ def test_skip(bed: Bed, dead: tuple[str, ...]) -> None:
 def test_a_site_that_dies_after_its_receipt_is_skipped_too(bed: Bed) -> None:
     write(bed, "skip")
     with launched(bed, "skip-later") as launcher:
-        wait_for(launcher, "epoch", "south")
-        bed.sites["south"].kill()
+        with training(bed, "skip-later", "south"):
+            bed.sites["south"].kill()
         out, err = launcher.communicate(timeout=LONGEST_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
@@ -154,12 +161,12 @@ def test_a_site_that_dies_after_its_receipt_is_skipped_too(bed: Bed) -> None:
 
 @pytest.mark.full
 def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed) -> None:
-    write(bed, "skip", epochs=120)
+    write(bed, "skip")
     with launched(bed, "skip-back") as launcher:
-        wait_for(launcher, "epoch", "north")
-        bed.sites["south"].kill()
-        wait_for(launcher, "received", "west")
-        restart(bed, "south")
+        with training(bed, "skip-back", "north"):
+            bed.sites["south"].kill()
+        with training(bed, "skip-back", "west"):
+            restart(bed, "south")
         out, err = launcher.communicate(timeout=LONGEST_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
@@ -174,9 +181,9 @@ def test_wait(bed: Bed, dead: tuple[str, ...]) -> None:
     write(bed, "wait")
     run = f"wait-{'-'.join(dead)}"
     with launched(bed, run) as launcher:
-        wait_for(launcher, "epoch", "north")
-        for name in dead:
-            bed.sites[name].kill()
+        with training(bed, run, "north"):
+            for name in dead:
+                bed.sites[name].kill()
         wait_for(launcher, "unreachable")
         while min(out_of_reach(bed, run).values(), default=0.0) <= PATIENCE_SECONDS:
             pass  # each look takes a command
@@ -195,9 +202,9 @@ def test_abort(bed: Bed, dead: tuple[str, ...]) -> None:
     write(bed, "abort")
     run = f"abort-{'-'.join(dead)}"
     with launched(bed, run) as launcher:
-        wait_for(launcher, "epoch", "north")
-        for name in dead:
-            bed.sites[name].kill()
+        with training(bed, run, "north"):
+            for name in dead:
+                bed.sites[name].kill()
         _, err = launcher.communicate(timeout=LONGEST_SECONDS)
     assert launcher.returncode == 10, err
     assert "E-RUN-ABORTED" in err and any(name in err for name in dead)

@@ -161,7 +161,7 @@ def test_cancel_reaches_every_site(bed: Bed) -> None:
                 break
         cancelled = bed.launch("cancel", "--run", "endless", "--reason", "test", "--json").ok().json
         assert cancelled["states"] == dict.fromkeys(NAMES, "cancelled")
-        _, err = launcher.communicate(timeout=30)
+        _, err = launcher.communicate(timeout=120)
         assert launcher.returncode == 10 and "E-RUN-CANCELLED" in err
         assert bed.sites["north"].node("health", "--json").ok().json.get("active", "") == ""
     finally:

@@ -171,7 +171,7 @@ def test_a_launcher_that_went_away_and_a_node_that_was_restarted(bed: Bed) -> No
     with launched(bed, "third") as launcher:
         waits_for_approval(launcher)
         launcher.send_signal(signal.SIGINT)
-        _, err = launcher.communicate(timeout=30)
+        _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 130 and "--run third" in err
     south.stop()
     south.start("--indices", "parts/south.json", listen=south.address)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from fedelmy_node import load_model
 from tests.e2e.support.packages import importable, install, install_strategy
 from tests.e2e.support.testbed import Bed, Site, launched, run
-from tests.e2e.support.witness import Witness, wait_until
+from tests.e2e.support.witness import Witness
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
 BLOCK = re.compile(r"`(ward/\w+\.py|pyproject\.toml)`(?:, [^\n]*)?:\n\n```\w+\n(.*?)```", re.DOTALL)
@@ -223,9 +223,8 @@ def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
     north, south = bed.sites.values()
     method(bed, "votes")
     with launched(bed, "votes") as launcher:
-        witness = Witness(south, "votes")
-        wait_until(lambda: witness.find("epoch", "train.4@south"), "the second visit of south")
-        south.kill()
+        with Witness(south, "votes").held("train.4@south"):
+            south.kill()
         again(south)
         out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, err

@@ -13,8 +13,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto,
 
 from tests.e2e.support.releases import UnavailableError, install_last_release
 from tests.e2e.support.testbed import Bed, Site, launched, using
-from tests.e2e.support.witness import Witness, wait_until
+from tests.e2e.support.witness import Trainer, Witness
 
 NAMES = ("north", "south", "west")
 KINDS = {
@@ -66,7 +66,7 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 
 @pytest.fixture(scope="module")
 def undisturbed(bed: Bed) -> str:
-    """The result of this version; written for 40 epochs, so that there is time to interrupt them."""
+    """The result of this version; written for some epochs, to be interrupted in."""
     bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 40"))
     return str(bed.simulate()["bundle_sha256"])
 
@@ -95,25 +95,11 @@ def start(bed: Bed, name: str, software: Path | None) -> None:
     site.start("--indices", f"parts/{name}.json", *peers, listen=site.address or "127.0.0.1:0")
 
 
-@contextmanager
-def held_in_training(site: Site) -> Iterator[None]:
-    """Its trainers are stopped once there is a checkpoint to go on from, so that what is done to it
+def held_in_training(site: Site) -> AbstractContextManager[Trainer]:
+    """Its trainer is stopped once there is a checkpoint to go on from, so that what is done to it
     comes in time.
     """
-    witness, step = Witness(site, "rolling"), f"train.{NAMES.index(site.name) + 1}@{site.name}"
-    checkpoints = witness.step_directory(step) / "checkpoints"
-    wait_until(lambda: any(checkpoints.glob("*.json")), f"checkpoint of {site.name}", every=0.001)
-    trainers = [
-        trainer for trainer in witness.trainers() if trainer.directory == checkpoints.parent
-    ]
-    for trainer in trainers:
-        trainer.stop()
-    assert trainers, f"{site.name} had trained before it could be held"
-    try:
-        yield
-    finally:
-        for trainer in trainers:
-            trainer.go_on()
+    return Witness(site, "rolling").held(f"train.{NAMES.index(site.name) + 1}@{site.name}")
 
 
 def refuse(site: Site, software: Path) -> None:

@@ -47,7 +47,7 @@ def listen() -> Iterator[Listen]:
 
             thread = threading.Thread(target=work)
             thread.start()
-            running.callback(thread.join, 10)
+            running.callback(thread.join, 60)
             running.callback(listener.close)
             running.callback(listener.shutdown, socket.SHUT_RDWR)
             return Address(f"127.0.0.1:{listener.getsockname()[1]}")

@@ -551,7 +551,7 @@ def test_a_huge_partial_file_makes_no_other_edge_wait(
     north, answers = SiteName("north"), []
     first = threading.Thread(target=lambda: answers.append(south.inbox.begin(north, parcel.offer)))
     first.start()
-    assert reading.wait(10)
+    assert reading.wait(60)
     with pytest.raises(FedelmyError, match="E-PEER-BUSY"):
         south.inbox.begin(north, parcel.offer)
     with pytest.raises(FedelmyError, match="E-CONSENT-EDGE"):

@@ -40,7 +40,7 @@ def door(rendered: list[float]) -> Iterator[MetricsServer]:
 
 def ask(door: MetricsServer, method: str = "GET", path: str = "/metrics") -> tuple[int, bytes]:
     host, _, port = door.address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -51,7 +51,7 @@ def ask(door: MetricsServer, method: str = "GET", path: str = "/metrics") -> tup
 
 def connect(door: MetricsServer) -> socket.socket:
     host, _, port = door.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def test_it_answers_one_question(door: MetricsServer) -> None:
@@ -177,7 +177,7 @@ def test_a_whole_node_is_scraped(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     with serving(node):
         found = node.admin.health()
         port = int(found.metrics.rpartition(":")[2])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
         text = answer.read().decode()

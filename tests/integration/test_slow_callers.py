@@ -50,7 +50,7 @@ def rules(*methods: str) -> dict[str, Rule]:
 
 def ask(channel: grpc.Channel, request: bytes = b"hello") -> bytes:
     with map_errors("south"):
-        answer: bytes = channel.unary_unary("/test.Echo/Say")(request, timeout=10)
+        answer: bytes = channel.unary_unary("/test.Echo/Say")(request, timeout=60)
         return answer
 
 
@@ -76,11 +76,11 @@ def test_a_request_that_does_not_come_is_given_up(
     stream = slow.open_stream(f"/test.Echo/{method}")
     slow.send(stream, message_head(1000) + b"only the beginning")
     with open_channel(address, identities["operator"], expect_role="site") as channel:
-        until(lambda: busy(channel), 10)  # the only place is taken
+        until(lambda: busy(channel), 60)  # the only place is taken
         ended: set[int] = set()
         until(lambda: bool(ended.update(slow.listen()) or ended))
         assert ended == {stream}
-        until(lambda: not busy(channel), 10)
+        until(lambda: not busy(channel), 60)
         assert ask(channel) == b"hello"
     slow.close()
 
@@ -319,9 +319,9 @@ def test_an_answer_that_is_not_read_is_given_up(
     stream = deaf.open_stream(f"/test.Echo/{method}")
     deaf.send(stream, message_head(5) + b"hello")
     with open_channel(address, identities["operator"], expect_role="site") as channel:
-        until(lambda: busy(channel), 10)  # the only place is taken
+        until(lambda: busy(channel), 60)  # the only place is taken
         ended: set[int] = set()
         until(lambda: bool(ended.update(deaf.listen()) or ended))
         assert ended == {stream}
-        until(lambda: not busy(channel), 10)
+        until(lambda: not busy(channel), 60)
     deaf.close()

@@ -171,7 +171,7 @@ class Site:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(START_SECONDS)
 
     def kill(self) -> None:
         self.stop(signal.SIGKILL)
