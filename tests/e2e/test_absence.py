@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched
 from tests.e2e.support.witness import Trainer, Witness
 
 NAMES = ("north", "south", "west", "east")
 PATIENCE_SECONDS = 3.0
-LONGEST_SECONDS = 150.0
 
 CASES = {
     "the first": ("north",),
@@ -110,7 +109,7 @@ def steps(report: dict[str, Any]) -> dict[str, str]:
 
 def until_over(site: Site, run: str) -> dict[str, Any]:
     """A site's report once the run is over there."""
-    deadline = time.monotonic() + LONGEST_SECONDS
+    deadline = time.monotonic() + COMMAND_SECONDS
     while (report := show(site, run))["state"] not in ("done", "aborted", "cancelled", "failed"):
         assert time.monotonic() < deadline, report
     return report
@@ -124,7 +123,7 @@ def test_skip(bed: Bed, dead: tuple[str, ...]) -> None:
         with training(bed, run, "north"):
             for name in dead:
                 bed.sites[name].kill()
-        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
     alive = [name for name in NAMES if name not in dead]
@@ -152,7 +151,7 @@ def test_a_site_that_dies_after_its_receipt_is_skipped_too(bed: Bed) -> None:
     with launched(bed, "skip-later") as launcher:
         with training(bed, "skip-later", "south"):
             bed.sites["south"].kill()
-        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
     assert result["bundle_sha256"] == bed.simulate(without=("south",))["bundle_sha256"]
@@ -167,7 +166,7 @@ def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed) -> None:
             bed.sites["south"].kill()
         with training(bed, "skip-back", "west"):
             restart(bed, "south")
-        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
     assert result["bundle_sha256"] == bed.simulate(without=("south",))["bundle_sha256"]
@@ -192,7 +191,7 @@ def test_wait(bed: Bed, dead: tuple[str, ...]) -> None:
         )
         for name in dead:
             restart(bed, name)
-        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["bundle_sha256"] == bed.simulate()["bundle_sha256"]
 
@@ -205,7 +204,7 @@ def test_abort(bed: Bed, dead: tuple[str, ...]) -> None:
         with training(bed, run, "north"):
             for name in dead:
                 bed.sites[name].kill()
-        _, err = launcher.communicate(timeout=LONGEST_SECONDS)
+        _, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 10, err
     assert "E-RUN-ABORTED" in err and any(name in err for name in dead)
     for name in NAMES:

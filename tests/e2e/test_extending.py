@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from fedelmy_node import load_model
 from tests.e2e.support.packages import importable, install, install_strategy
-from tests.e2e.support.testbed import Bed, Site, launched, run
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched, run
 from tests.e2e.support.witness import Witness
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
@@ -226,7 +226,7 @@ def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
         with Witness(south, "votes").held("train.4@south"):
             south.kill()
         again(south)
-        out, err = launcher.communicate(timeout=240)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
     assert result["bundle_sha256"] == simulated["bundle_sha256"]
@@ -239,7 +239,6 @@ def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
     assert not states(bed), "a run that is over leaves none"
 
 
-@pytest.mark.timeout(600)  # half a minute on a free machine
 @pytest.mark.parametrize(
     "kills",
     [
@@ -260,7 +259,7 @@ def test_a_daemon_killed_around_a_commit_applies_a_state_once(
         for when, step in kills:
             site = bed.sites[step.partition("@")[2]]
             witness, process = Witness(site, run), site.process
-            assert process is not None and process.wait(240) == -signal.SIGKILL
+            assert process is not None and process.wait(COMMAND_SECONDS) == -signal.SIGKILL
             files = witness.step_directory(step)
             assert (files / "state.safetensors").exists() and (
                 files / "output.safetensors"
@@ -268,7 +267,7 @@ def test_a_daemon_killed_around_a_commit_applies_a_state_once(
             done = witness.find("step", step, state="done")
             assert (done is not None) == (when == "committed")
             again(site)
-        out, err = launcher.communicate(timeout=240)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["bundle_sha256"] == simulated["bundle_sha256"]
     events = [event for site in bed.sites.values() for event in Witness(site, run).events()]

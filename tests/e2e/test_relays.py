@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.support.gates import Gate
-from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched
 from tests.e2e.support.witness import Witness, wait_until
 
 SHUTDOWN_SECONDS = 15.0
@@ -59,7 +59,6 @@ def hub(make_bed: Callable[..., Bed]) -> Iterator[Hub]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_a_relay_that_is_killed_in_the_middle_of_a_hand_over_costs_seconds(hub: Hub) -> None:
     """West is no end of it: north hands over to clinic, and neither can be called."""
     with launched(hub.bed, "killed") as launcher:
@@ -77,13 +76,12 @@ def test_a_relay_that_is_killed_in_the_middle_of_a_hand_over_costs_seconds(hub: 
         began = time.monotonic()
         wait_until(lambda: clinic.find("received"), "bundle at clinic")
         assert time.monotonic() - began < 120  # a few seconds where nobody else uses the machine
-        out, err = launcher.communicate(timeout=240)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 0, err
     assert hub.simulated["bundle_sha256"] in out.splitlines()[-1]
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_a_relay_shuts_down_in_its_usual_time_whoever_speaks_through_it(hub: Hub) -> None:
     """Also those who speak by way of it; and when it is there again, so are they."""
     hub.bed.file.write_text(hub.bed.file.read_text().replace("epochs = 2", "epochs = 100000"))

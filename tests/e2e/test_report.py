@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.support.proxy import CountingProxy
-from tests.e2e.support.testbed import Bed, Done, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Done, launched
 from tests.e2e.support.witness import Witness
 from tests.support.browser import Visit, browser
 
@@ -47,7 +47,7 @@ def reported(bed: Bed) -> Iterator[Done]:
             with Witness(bed.sites["north"], "reported").held("train.1@north"):
                 south.kill()
                 link.cut_at(link.to_target + 20_000)
-            _, err = launcher.communicate(timeout=150)
+            _, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 20, err
         assert link.cuts >= 1
         yield bed.launch("report", "--run", "reported")

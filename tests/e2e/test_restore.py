@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedelmy_node.store.audit_check import entries, verify
-from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched
 from tests.e2e.support.witness import Trainer, Witness, wait_until
 
 
@@ -71,7 +71,7 @@ def a_run(bed: Bed, name: str, undisturbed: str) -> Iterator[None]:
     """A run that is followed, and has to end with the bytes of one that nothing happened to."""
     with launched(bed, name) as launcher:
         yield
-        out, err = launcher.communicate(timeout=240)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 0, err
     assert result(out) == undisturbed
     for site in bed.sites.values():
@@ -80,7 +80,6 @@ def a_run(bed: Bed, name: str, undisturbed: str) -> Iterator[None]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_a_sender_that_forgot_what_it_sent_trains_again_and_changes_nothing(
     bed: Bed, undisturbed: str
 ) -> None:
@@ -99,7 +98,6 @@ def test_a_sender_that_forgot_what_it_sent_trains_again_and_changes_nothing(
     assert names[place - 1 : place + 2] == ["state-backed-up", "state-restored", "node-started"]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.full
 def test_a_receiver_that_forgot_what_it_received_is_given_it_again(
     bed: Bed, undisturbed: str
@@ -116,7 +114,6 @@ def test_a_receiver_that_forgot_what_it_received_is_given_it_again(
     assert resending in north.log.read_text()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.full
 def test_the_first_site_comes_back_from_before_its_own_training(bed: Bed, undisturbed: str) -> None:
     north, south = bed.sites["north"], bed.sites["south"]
@@ -128,7 +125,6 @@ def test_the_first_site_comes_back_from_before_its_own_training(bed: Bed, undist
             restore(north, backup)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.full
 def test_a_site_that_knows_nothing_of_the_run_is_given_its_plan_again(
     bed: Bed, undisturbed: str
@@ -146,7 +142,6 @@ def test_a_site_that_knows_nothing_of_the_run_is_given_its_plan_again(
         pass
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.full
 def test_a_backup_from_the_middle_of_a_run_that_is_over_changes_nothing_elsewhere(
     bed: Bed, undisturbed: str

@@ -21,7 +21,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 
 from tests.e2e.support.releases import UnavailableError, install_last_release
-from tests.e2e.support.testbed import Bed, Site, launched, using
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched, using
 from tests.e2e.support.witness import Trainer, Witness
 
 NAMES = ("north", "south", "west")
@@ -205,7 +205,6 @@ def test_both_versions_write_the_same_plans(bed: Bed, older: Path, tmp_path: Pat
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_both_versions_take_part_in_one_run(bed: Bed, older: Path, undisturbed: str) -> None:
     """Hand-overs from old to new and from new to old, whichever version the operator has."""
     serve(bed, {"north": older, "south": None, "west": older})
@@ -219,7 +218,6 @@ def test_both_versions_take_part_in_one_run(bed: Bed, older: Path, undisturbed: 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_sites_are_upgraded_while_they_train(bed: Bed, older: Path, undisturbed: str) -> None:
     """Every site from the last release to this version in mid-run, with runs of the last release in
     its journal.
@@ -245,7 +243,7 @@ def test_sites_are_upgraded_while_they_train(bed: Bed, older: Path, undisturbed:
         with held_in_training(west):
             west.kill()
         start(bed, "west", None)
-        out, err = launcher.communicate(timeout=300)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["bundle_sha256"] == undisturbed
     for site in bed.sites.values():
@@ -263,7 +261,6 @@ def test_sites_are_upgraded_while_they_train(bed: Bed, older: Path, undisturbed:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_the_last_release_refuses_a_newer_journal_and_changes_nothing(
     bed: Bed, older: Path
 ) -> None:

@@ -27,7 +27,7 @@ __all__ = ["Who", "WHO", "KillBed", "Performance", "Tally"]
 
 Who = Literal["daemon", "trainer", "both", "launcher"]
 WHO: tuple[Who, ...] = ("daemon", "trainer", "both", "launcher")
-END_SECONDS = 240.0
+END_SECONDS = 600.0
 """Generous: a run takes 20 s on a free machine, and several minutes on a busy one."""
 SIZE = 64
 """Of the images: with it, a bundle has two blocks and a bit."""

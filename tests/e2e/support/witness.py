@@ -200,7 +200,7 @@ def trainers_of(daemon: int) -> list[Trainer]:
 
 
 def wait_until(
-    look: Callable[[], Any], what: str, seconds: float = 240.0, every: float = _LOOK_SECONDS
+    look: Callable[[], Any], what: str, seconds: float = 600.0, every: float = _LOOK_SECONDS
 ) -> Any:
     """The first answer of `look` that is not false."""
     deadline = time.monotonic() + seconds
