@@ -66,7 +66,10 @@ class Simulation:
     def run(self) -> None:
         """Execute every step, inputs before outputs."""
         from fedelmy_node.training.data.source_cache import cached_sources
+        from fedelmy_node.training.models import build
 
+        recipe = self._plan.recipe
+        build(recipe.model, recipe.task, None, code=self._code)  # tests it, as every site does
         with cached_sources():  # the sites often share one source
             self._run()
 

@@ -127,7 +127,8 @@ def device_for(name: str, ranks: Ranks = ALONE) -> torch.device:
 def set_determinism(device: torch.device, training: Training, ranks: Ranks) -> None:
     """A CPU gives reproducible bytes; a GPU keeps its speed."""
     torch.set_num_threads(max(1, training.threads // ranks.count))
-    torch.use_deterministic_algorithms(device.type == "cpu")
+    # `use_deterministic_algorithms` does the same, but imports torch's compiler for its settings.
+    torch.set_deterministic_debug_mode("error" if device.type == "cpu" else "default")
     # Filling new tensors with NaN is for debugging, and costs a pass over memory each time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
