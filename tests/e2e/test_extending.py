@@ -192,7 +192,7 @@ def votes(ward: Path, make_bed: Callable[..., Bed]) -> tuple[Bed, dict[str, Any]
     again(south)
     bed.write_file()
     method(bed, "votes")
-    bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 8"))
+    bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 80"))
     simulated = bed.launch("simulate", "--json").ok().json
     return bed, simulated
 
