@@ -14,14 +14,14 @@ from fedelmy_launcher.control.sites import Refusal, Sites
 from fedelmy_node.domain.errors import RunError
 from fedelmy_node.domain.names import Address, RunId, SiteName, StepId, edge_ends, site_of
 from fedelmy_node.domain.reports import RunReport
-from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN, operation_of
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, operation_of
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.channel import open_channel
 from fedelmy_node.rpc.clients import OperatorClient
 
 _MAX_SITES: Final = 10_000
 """The limit of a federation: invented neighbours must not keep the search going forever."""
-_ORDER: Final = {TRAIN: 0, MERGE: 0, DELIVER: 1, EVALUATE: 2}
+_ORDER: Final = {DELIVER: 1, EVALUATE: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,4 +113,4 @@ def _place(step: ReportedStep) -> tuple[int, int, bool, StepId]:
     """A sort key: topologies number inputs before outputs; a merge follows its train steps."""
     number = step.id.partition(".")[2].partition("@")[0]
     place = int(number) if number.isdigit() and len(number) < 10 else 0
-    return _ORDER[step.kind], place, step.kind == MERGE, step.id
+    return _ORDER.get(step.kind, 0), place, step.kind == MERGE, step.id

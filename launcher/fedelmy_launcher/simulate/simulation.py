@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -106,6 +107,8 @@ class Simulation:
         job = self._job(step.kind, step.site, step.visit, output)
         if output is not None and traits.keeps_state:
             job = replace(job, state=output.with_name("state.safetensors"))
+        if traits.from_secret:
+            job = replace(job, secret=secrets.token_hex(32))
         inputs = tuple(self._input(step, need) for need in step.needs)
         emit = partial(self._event, step.site, step.id)
         outcome = self._execute(job, (*inputs, *self._state_for(step)), emit)
@@ -117,7 +120,13 @@ class Simulation:
 
     def _input(self, step: Step, need: StepId) -> Input:
         path, sha256, _ = self._bundles[need]
-        return Input(path, sha256, operation=operation_of(need), role=step.role_of(need))
+        return Input(
+            path,
+            sha256,
+            operation=operation_of(need),
+            role=step.role_of(need),
+            contributors=tuple(sorted(self._contributors[need])),
+        )
 
     def _trained_by(self, step: Step) -> set[StepId]:
         """The steps that contributed to the output of a step."""
