@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fedelmy_node.config.consent_table import Consent
-from fedelmy_node.consent.rules import NUMBERS, may_start_fresh
+from fedelmy_node.consent.rules import NUMBERS, efforts, may_start_fresh
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.domain.names import site_of
 from fedelmy_node.domain.plan import Slice
@@ -120,7 +120,7 @@ def _work(plan: Slice, samples: Mapping[str, Any]) -> Iterator[str]:
         elif step.kind == EVALUATE:
             tests = _number(samples.get("test"))
             yield f"This site evaluates the final model on its {tests} test samples."
-    if any(plan.traits(step.id).trains for step in plan.steps):
+    if efforts(plan):
         yield (
             f"Training uses {_number(samples.get('train'))} training samples of this site, and"
             f" {_number(samples.get('validation'))} validation samples to select the best model."
