@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
@@ -17,16 +18,18 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
     made.partition()
     for name, port in zip(NAMES, free_ports(len(NAMES)), strict=True):
         made.sites[name].address = f"127.0.0.1:{port}"
-        start(made, name) if name == NAMES[-1] else None
+    for name in NAMES:
         allow(made, name, 1)
-    for name in NAMES[:-1]:
-        start(made, name)
     return made
 
 
 def allow(bed: Bed, name: str, samples: int) -> None:
-    """The smallest class that may be in sums, once the site starts again."""
-    (bed.sites[name].state / "site.toml").write_text(f"[consent]\nmin_class_samples = {samples}\n")
+    """Start a site again with this limit for the smallest class in sums."""
+    site = bed.sites[name]
+    if site.process is not None:
+        site.stop()
+    (site.state / "site.toml").write_text(f"[consent]\nmin_class_samples = {samples}\n")
+    start(bed, name)
 
 
 def write(bed: Bed, settings: str = "") -> None:
@@ -37,16 +40,11 @@ def write(bed: Bed, settings: str = "") -> None:
 
 
 def test_a_site_with_a_small_class_refuses(bed: Bed) -> None:
-    """Before it was allowed, at the last site; the others have agreed to any class."""
     write(bed)
-    refused = bed.launch("run", "--json", "--run", "small")
-    refused.failed("E-CONSENT-SMALL", 5)
-    assert "min_class_samples" in refused.err
-    checked = bed.launch("check").out
-    assert "E-CONSENT-SMALL" in checked
-    west = bed.sites["west"]
-    west.stop()
-    start(bed, "west")
+    allow(bed, "west", 10)
+    refused = bed.launch("run", "--json", "--run", "small").failed("E-CONSENT-SMALL", 5)
+    assert "min_class_samples" in refused.err and "E-CONSENT-SMALL" in bed.launch("check").out
+    allow(bed, "west", 1)
 
 
 def test_a_masked_run_whose_daemons_are_killed_has_the_bytes_of_simulation(bed: Bed) -> None:
@@ -78,9 +76,33 @@ def test_the_secret_stays_in_its_file(bed: Bed) -> None:
     assert b'"secret"' not in b"".join(log.read_bytes() for log in bed.root.glob("*.log"))
 
 
+@pytest.mark.timeout(600)
 def test_a_sum_in_clear_and_a_lap_of_fine_tuning(bed: Bed) -> None:
     write(bed, "masked = false\nfinetune = true")
     simulated = bed.launch("simulate", "--json").ok().json
-    done = bed.launch("run", "--json", "--run", "tuned").ok().json
+    with launched(bed, "tuned") as launcher:
+        out, err = launcher.communicate(timeout=400)  # sixteen trainers, one after the other
+    assert launcher.returncode == 0, err
+    done = json.loads(out.splitlines()[-1])
     assert done["bundle_sha256"] == simulated["bundle_sha256"]
     assert "They are sent in clear" in bed.sites["south"].node("runs", "show", "tuned").ok().out
+
+
+@pytest.mark.full
+def test_a_skipped_site_is_missing_from_the_sums_and_changes_nothing_else(bed: Bed) -> None:
+    """Last: one daemon stays dead."""
+    write(bed)
+    text = bed.file.read_text()
+    skip = 'on_unreachable = "skip"\npatience = "3s"'
+    address = f'address = "{bed.sites["south"].address}"'
+    bed.file.write_text(text.replace(address, f"{address}\n{skip}"))
+    with launched(bed, "skipped") as launcher:
+        wait_for(launcher, "step", "north")
+        bed.sites["south"].kill()
+        done = the_rest(launcher)
+    assert launcher.returncode == 20 and done["contributors"] == ["north", "west"]
+    south = text.index('\n[[sites]]\nname = "south"')
+    without = text[:south] + text[text.index("\n[[sites]]", south + 1) :]
+    bed.file.write_text(without.replace('"analytic"', '"analytic"\nmasked = false'))
+    simulated = bed.launch("simulate", "--json").ok().json
+    assert done["bundle_sha256"] == simulated["bundle_sha256"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fedelmy_node.domain.errors import DataError
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
@@ -19,7 +20,9 @@ from fedelmy_node.domain.plan_steps import Edge, Step, in_order
 from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, STATE, operation_of
 from fedelmy_node.store.durable_files import cannot_write, file_sha256
 from fedelmy_node.training.data import parse_source
-from fedelmy_node.training.job import DataSpec, Input, Job, Outcome
+from fedelmy_node.training.job import CacheSpec, DataSpec, Input, Job, Outcome
+
+_FEATURES_BYTES: Final = 4 << 30
 
 
 def data_of(federation: Federation) -> Mapping[SiteName, DataSpec]:
@@ -56,6 +59,7 @@ class Simulation:
         self._emit = emit
         self._code = tuple(code)
         self._weights = weights
+        self._features: CacheSpec | None = None
         self._seq = 0
         self._bundles: dict[StepId, tuple[Path, str, int]] = {}
         self._states: dict[StepId, tuple[Path, str]] = {}
@@ -68,8 +72,11 @@ class Simulation:
         """Execute every step, inputs before outputs."""
         from fedelmy_node.training.data.source_cache import cached_sources
 
-        with cached_sources():  # the sites often share one source
+        # The sites often share one source; a site that trains again has the same features.
+        with cached_sources(), tempfile.TemporaryDirectory(prefix="fedelmy-") as directory:
+            self._features = CacheSpec(directory=Path(directory), limit_bytes=_FEATURES_BYTES)
             self._run()
+            self._features = None
 
     def _run(self) -> None:
         sites = dict.fromkeys(step.site for step in self._plan.steps)
@@ -157,6 +164,7 @@ class Simulation:
             features=self._plan.recipe.features,
             code=self._code,
             weights=self._weights,
+            feature_cache=self._features,
         )
 
     @staticmethod
