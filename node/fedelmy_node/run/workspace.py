@@ -141,7 +141,8 @@ class Workspace:
     def _secret(self, record: RunRecord, step: Step) -> str:
         if not record.slice.traits(step.id).from_secret:
             return ""
-        return step_secret(self._layout.secret, record.slice.plan_id, step.id)
+        plan = record.slice
+        return step_secret(self._layout.secret, plan.run, plan.plan_id, step.id)
 
     @property
     def _feature_cache(self) -> CacheSpec | None:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from fedelmy_node.domain.errors import StoreError
-from fedelmy_node.domain.names import StepId
+from fedelmy_node.domain.names import RunId, StepId
 from fedelmy_node.store.durable_files import write_durably
 
 _BYTES: Final = 32
 
 
-def step_secret(path: Path, plan_id: str, step: StepId) -> str:
+def step_secret(path: Path, run: RunId, plan_id: str, step: StepId) -> str:
     """The secret of a step of a plan, hexadecimal; nobody without the file can compute it."""
-    return hmac.digest(_site_secret(path), f"{plan_id} {step}".encode(), "sha256").hex()
+    return hmac.digest(_site_secret(path), f"{run} {plan_id} {step}".encode(), "sha256").hex()
 
 
 def _site_secret(path: Path) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,8 +27,6 @@ TARGETS: Final = "targets"
 COUNTS: Final = "counts"
 MAX_SAMPLES: Final = 1 << 30
 """Of all sites together: their sums stay below 2^62."""
-_ROWS: Final = 1 << 13
-_MOST_ROWS: Final = 1 << 20
 
 Sums = Mapping[str, Tensor]
 """int64: `products` packed row by row, `targets` with a column per class, and `counts`."""
@@ -40,22 +38,21 @@ def shapes(inputs: int, classes: int) -> dict[str, tuple[int, ...]]:
     return {PRODUCTS: (packed,), TARGETS: (inputs, classes), COUNTS: (classes,)}
 
 
-def sums_of(inputs: Tensor, labels: Tensor, classes: int) -> Sums:
-    """Sum over samples: a row of integers each, in float64."""
-    assert _ROWS <= _MOST_ROWS
-    if len(inputs) > MAX_SAMPLES:
+def sums_of(blocks: Iterable[Tensor], labels: Tensor, classes: int) -> Sums:
+    """Sum over samples: blocks of at most 2^20 rows of integers, in float64."""
+    if len(labels) > MAX_SAMPLES:
         message = f"sums are over at most {MAX_SAMPLES:,} samples"
         raise TrainingError("E-TRAINING-RANGE", message, hint="Use fewer samples.")
-    width = inputs.shape[1]
-    products = torch.zeros(width, width, dtype=torch.int64)
-    targets = torch.zeros(width, classes, dtype=torch.int64)
-    for begin in range(0, len(inputs), _ROWS):
-        part = slice(begin, begin + _ROWS)
-        rows, chosen = inputs[part], functional.one_hot(labels[part], classes).double()
-        products += (rows.T @ rows).long()
-        targets += (rows.T @ chosen).long()
+    products = targets = torch.zeros(0)
+    begin = 0
+    for rows in blocks:
+        end = begin + len(rows)
+        chosen = functional.one_hot(labels[begin:end], classes).double()
+        more = (rows.T @ rows).long(), (rows.T @ chosen).long()
+        products, targets = (products + more[0], targets + more[1]) if begin else more
+        begin = end
     counts = torch.bincount(labels, minlength=classes)
-    return {PRODUCTS: products[_upper(width)], TARGETS: targets, COUNTS: counts}
+    return {PRODUCTS: products[_upper(len(products))], TARGETS: targets, COUNTS: counts}
 
 
 def added(one: Sums, other: Sums) -> Sums:

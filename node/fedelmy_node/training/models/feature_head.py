@@ -8,6 +8,7 @@ Its sums of products are exact, so they do not depend on the order of anything. 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,7 @@ UNIT: Final = 1 << 16
 _MATRIX_UNIT: Final = 1 << 24
 """Random matrices are multiples of 1 / this, so that products with exact values are exact."""
 _ROWS: Final = 64
+_ROWS_AT_ONCE: Final = 64 * _ROWS
 LINEAR: Final = "linear"
 """Name of the linear layer inside the head."""
 
@@ -72,6 +74,12 @@ def feature_head(head: nn.Linear, random_features: int, seed: int) -> nn.Sequent
         head if fits else nn.Linear(random_features or head.in_features, head.out_features)
     )
     return nn.Sequential(parts)
+
+
+def exact_blocks(head: nn.Module, features: Tensor) -> Iterator[Tensor]:
+    """`exact_inputs` of a few thousand rows at a time: they take far more memory than features."""
+    for begin in range(0, len(features), _ROWS_AT_ONCE):
+        yield exact_inputs(head, features[begin : begin + _ROWS_AT_ONCE])
 
 
 def exact_inputs(head: nn.Module, features: Tensor) -> Tensor:

@@ -138,18 +138,18 @@ def mask(context: Context, settings: Settings) -> Outputs:
 def train(context: Context, settings: Settings) -> Outputs:
     """Add the sums over this site's samples, unless they are in what was received."""
     from fedelmy_node.training import exact_sums
-    from fedelmy_node.training.models.feature_head import exact_inputs
+    from fedelmy_node.training.models.feature_head import exact_blocks
 
     given = next(iter(context.role(MODEL)), None)
     if given is not None and context.site in given.sites:
         return _sums(given.groups[SUMS], samples=0)
     features = context.features()
     head = context.model.module.get_submodule(context.specs.head)
-    inputs = exact_inputs(head, features.values)
-    sums = exact_sums.sums_of(inputs, features.labels, context.specs.classes)
+    blocks = exact_blocks(head, features.values)
+    sums = exact_sums.sums_of(blocks, features.labels, context.specs.classes)
     if given is not None:
         sums = exact_sums.added(given.groups[SUMS], sums)
-    return _sums(sums, samples=len(inputs))
+    return _sums(sums, samples=len(features.labels))
 
 
 def merge(context: Context, settings: Settings) -> Outputs:

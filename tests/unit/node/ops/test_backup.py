@@ -79,7 +79,7 @@ def state(tmp_path: Path) -> Path:
     for name in ("fit-000.safetensors", "000007.safetensors", "000007.json"):
         (checkpoints / name).write_text(name)
     (root / "site.toml").write_text("[site]\n")
-    step_secret(layout.secret, "plan", TRAIN)
+    step_secret(layout.secret, RUN, "plan", TRAIN)
     junk = (
         "lock",
         "details.log",
