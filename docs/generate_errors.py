@@ -36,11 +36,11 @@ own code.
 _OTHER_EXITS = (
     (
         1,
-        "a question was not confirmed: nothing was done; `fedelmy-node health`: the daemon answers, but is not healthy",
+        "a question was not answered with yes, so nothing was done; `fedelmy-node health`: the daemon answers, but is not healthy",
     ),
     (
         errors.EXIT_SUBSET,
-        "a run finished, but on a subset of its sites (`run`, `run --attach`, `status` of a run that is over)",
+        "a run finished, but on a subset of its sites (`run`, `run --attach`, `status` of a run that has ended)",
     ),
     (errors.EXIT_DETACHED, "Ctrl-C ended the command; a started run continues"),
 )

@@ -79,7 +79,7 @@ def verify_log(expect: str, state: Path, as_json: bool) -> None:
         if expect:
             click.echo("  the expected hash is present")
         click.echo(f"  line {found.head.seq} has the hash {found.head.sha256}")
-        click.echo("  Keep this hash elsewhere, for --expect.")
+        click.echo("  Store this hash elsewhere, and pass it to --expect later.")
     if problems:
         raise StoreError("E-AUDIT-BROKEN", "\n  ".join(["the audit log is damaged:", *problems]))
 

@@ -299,7 +299,7 @@ def _has_surrogate(text: str) -> bool:
 
 
 _NOUNS: Final = {
-    str: "a text",
+    str: "a string",
     int: "an integer",
     float: "a number",
     bool: "true or false",

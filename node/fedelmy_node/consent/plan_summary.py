@@ -70,7 +70,7 @@ def _weights(plan: Slice, report: Mapping[str, Any]) -> Iterator[str]:
         f" {model.weights.sha256})."
     )
     if new := report.get("new_tensors"):
-        yield f"New, with random values, are: {_list(repr(name) for name in new)}."
+        yield f"These tensors are new and start with random values: {_list(repr(name) for name in new)}."
     if model.frozen is not None:
         patterns = [model.train] if isinstance(model.train, str) else model.train
         part = "its head" if model.train == "head" else _list(repr(name) for name in patterns)
@@ -134,12 +134,12 @@ def _method(training: Training) -> Iterator[str]:
         yield "Each gradient is computed twice (SAM), so training takes about twice as long."
     if training.early_stopping is not None:
         patience = _count(training.early_stopping, "epoch")
-        yield f"The epochs are an upper limit: a model is done after {patience} without progress."
+        yield f"The epochs are an upper limit: training of a model stops after {patience} without progress."
     if training.class_weights == "balanced" or training.loss == "prior_corrected":
         yield "The training loss uses this site's class counts; it does not send them."
     if isinstance(training.class_weights, Mapping):
         weights = (f"{name!r} {weight:g}" for name, weight in training.class_weights.items())
-        yield f"Samples of some classes have other weights than 1: {_list(weights)}."
+        yield f"Samples of some classes are weighted: {_list(weights)}."
 
 
 def _effort(effort: Effort) -> str:
@@ -167,7 +167,7 @@ def _outgoing(plan: Slice, edge: Edge) -> str:
         return "the final model"
     source, traits = operation_of(edge.source), plan.traits(edge.source)
     what = {TRAIN: "the model it has trained", MERGE: "the averaged model"}.get(source)
-    return what or f"the {traits.leaves} that operation {source} makes"
+    return what or f"the {traits.leaves} that operation {source} produces"
 
 
 def _condition(edge: Edge) -> str:

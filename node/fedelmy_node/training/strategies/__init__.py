@@ -39,8 +39,8 @@ _HERE: Final = "fedelmy_node.training.strategies"
 _DESCRIPTIONS: Final = {
     "fedelmy": "a pool of diverse models per site, averaged",
     "fedseq": "plain training, one model per site",
-    "fedprox": "as fedseq, held near the model that was received",
-    "fedavg": "as fedseq; where models are merged, each weighs by its samples",
+    "fedprox": "as fedseq, but kept close to the received model",
+    "fedavg": "as fedseq; merges weight each model by its number of samples",
 }
 STRATEGIES: Final[Mapping[str, StrategyEntry]] = {
     name: StrategyEntry(text, f"{_HERE}.{name}") for name, text in _DESCRIPTIONS.items()

@@ -134,7 +134,7 @@ def test_how_the_training_differs_from_the_usual() -> None:
     assert "a model is done after 3 epochs without progress" in text
     assert "uses this site's class counts; it does not send them" in text
     training["class_weights"] = {"ill": 2.5}
-    assert "other weights than 1: 'ill' 2.5." in text_for("north", recipe=recipe)
+    assert "Samples of some classes are weighted: 'ill' 2.5." in text_for("north", recipe=recipe)
     usual = text_for("north")
     for word in ("optimizer is", "SAM", "upper limit", "class counts;", "weights"):
         assert word not in usual

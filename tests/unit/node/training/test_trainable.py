@@ -266,7 +266,7 @@ def test_a_plan_without_these_settings_has_the_same_bytes_as_before() -> None:
         ({"train": "head"}, "needs weights"),
         ({"train": "tail"}, '"all", "head" or a list'),
         ({"train": []}, "at least one pattern"),
-        ({"train": 3}, "must be a text or a list"),
+        ({"train": 3}, "must be a string or a list"),
         ({"weights": {"file": "../a.safetensors", "sha256": "0" * 64}}, "without a directory"),
         ({"weights": {"file": "a.pth", "sha256": "0" * 64}}, "a .safetensors file"),
         ({"weights": {"file": "a.safetensors", "sha256": "xyz"}}, "64 lower-case hexadecimal"),
