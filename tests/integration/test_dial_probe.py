@@ -190,7 +190,7 @@ def test_a_clock_that_is_behind_is_named_by_the_other_ends_certificate(
         serve(forge(ends_days=-0.5)),
         identities["north"],
         "E-IDENTITY-EXPIRED",
-        "it ended on .*clock says",
+        "it expired on .*clock says",
     )
     assert "Have a new certificate signed there" in error.hint and "timedatectl" in error.hint
 

@@ -36,7 +36,10 @@ _COMMANDS: Final = {
         "Simulate a federation in one process, with identical results.",
     ),
     "partition": ("partition:partition", "Split a dataset among sites, for experiments."),
-    "experiment": ("experiment:experiment", "Compute a grid of federations and seeds, as a table."),
+    "experiment": (
+        "experiment:experiment",
+        "Simulate a grid of federations and seeds, and write a table.",
+    ),
     "list": ("list:list_command", "List strategies, models, data and more by name."),
     "ca": ("ca:ca", "Manage the federation's certificates."),
 }

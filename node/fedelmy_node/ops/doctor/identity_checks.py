@@ -105,7 +105,7 @@ def _permissions(directory: Path, identity: Identity) -> Iterator[Finding]:
     for place in (directory, directory.parent):
         mode = stat.S_IMODE(place.stat().st_mode)
         if mode & 0o077:
-            message = "other users can list the directory of the identity"
+            message = "other users can list the identity directory"
             fix = f"Run `chmod 700 {place}`; `fedelmy-node serve` does so as well."
             private = f"{place}, mode {mode:04o}"
             yield problem(_SUBJECT, "files", "E-IDENTITY-FILE", message, fix, private=private)

@@ -74,7 +74,7 @@ def read_indices(path: Path) -> Indices:
         message = f"the indices file cannot be read: {reason}"
         raise DataError("E-DATA-INDICES", message, hint=hint, private=str(path)) from error
     except (ValueError, RecursionError) as error:
-        message, private = "the indices file is not JSON", f"{path}: {error}"
+        message, private = "the indices file is not valid JSON", f"{path}: {error}"
         raise DataError("E-DATA-INDICES", message, private=private) from error
 
 

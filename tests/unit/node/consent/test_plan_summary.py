@@ -61,7 +61,9 @@ def test_weights_that_every_site_has_and_the_part_that_is_trained() -> None:
         text = text_for("north", report=report, recipe=frozen)
         assert f"Of the model, only {part} is trained and sent: 17,226 parameters." in text
         assert "The other 16,000 stay as in that file and are never sent." in text
-        assert "New, with random values, are: '5.bias' and '5.weight'." in text
+        assert (
+            "These tensors are new and start with random values: '5.bias' and '5.weight'." in text
+        )
 
 
 def test_a_site_in_the_middle_that_may_have_to_go_around_others() -> None:
@@ -131,7 +133,7 @@ def test_how_the_training_differs_from_the_usual() -> None:
     text = text_for("north", recipe=recipe)
     assert "The optimizer is sgd, its learning rate cosine." in text
     assert "Each gradient is computed twice (SAM)" in text
-    assert "a model is done after 3 epochs without progress" in text
+    assert "training of a model stops after 3 epochs without progress" in text
     assert "uses this site's class counts; it does not send them" in text
     training["class_weights"] = {"ill": 2.5}
     assert "Samples of some classes are weighted: 'ill' 2.5." in text_for("north", recipe=recipe)

@@ -156,7 +156,7 @@ def test_equal_heads_on_other_backbones_are_other_results(tmp_path: Path) -> Non
         assert torch.equal(heads["fc.bias"], loaded.initial.vector[3 * 512 : 3 * 513])
     assert found["a"] != found["b"] and first.sha256 in found["a"][1]
     wanted = replace(train_job(tmp_path, frozen_recipe(first)), weights=tmp_path / "a")
-    with pytest.raises(BundleError, match="metadata of the weights differs"):
+    with pytest.raises(BundleError, match="metadata of the weights does not match this run"):
         run(load(wanted), bundles(tmp_path / "bundle"), lambda *_: None)
 
 
