@@ -129,7 +129,12 @@ def test_the_wrong_role_is_named(identities: Identities, serve: Serve) -> None:
 def test_another_federation_is_named(
     identities: Identities, serve: Serve, stranger: Identity
 ) -> None:
-    refusal(serve(stranger), identities["north"], "E-IDENTITY-UNTRUSTED", "not of our federation")
+    refusal(
+        serve(stranger),
+        identities["north"],
+        "E-IDENTITY-UNTRUSTED",
+        "does not belong to our federation",
+    )
 
 
 def test_an_expired_certificate_is_named(

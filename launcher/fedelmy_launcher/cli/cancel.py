@@ -54,5 +54,5 @@ def cancel(given: options.Given, reason: str, operator: options.Operator, as_jso
             names = ", ".join(down)
             click.echo(f"  Sites that are down ({names}) will learn of it when they come back.")
         if going:
-            click.echo(f"  Run {going.run} is still active; name it to end it.")
+            click.echo(f"  Run {going.run} is still active; to end it, give its name.")
     return refusals[0].error.exit_code if refusals else 0
