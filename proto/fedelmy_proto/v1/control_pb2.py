@@ -4,76 +4,79 @@
 # source: fedelmy_proto/v1/control.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "fedelmy_proto/v1/control.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'fedelmy_proto/v1/control.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1e\x66\x65\x64\x65lmy_proto/v1/control.proto\x12\nfedelmy.v1"\x11\n\x0f\x44\x65scribeRequest"\xaf\x02\n\rDescribeReply\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tcontracts\x18\x03 \x03(\t\x12\r\n\x05torch\x18\x04 \x01(\t\x12\x10\n\x08platform\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\t\x12\r\n\x05peers\x18\x08 \x03(\t\x12\x12\n\nfree_bytes\x18\t \x01(\x03\x12\r\n\x05\x63lock\x18\n \x01(\x01\x12$\n\x04runs\x18\x0b \x03(\x0b\x32\x16.fedelmy.v1.RunSummary\x12\x1b\n\x13\x63\x65rtificate_expires\x18\x0c \x01(\x01\x12\x11\n\tadvertise\x18\r \x01(\t\x12\x13\n\x0bnames_plans\x18\x14 \x01(\x08\x12\x10\n\x08warnings\x18\x15 \x03(\t"P\n\nRunSummary\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nfederation\x18\x03 \x01(\t\x12\x12\n\nchanged_at\x18\x04 \x01(\x01"A\n\x06Signed\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c"X\n\x0ePrepareRequest\x12!\n\x05slice\x18\x01 \x01(\x0b\x32\x12.fedelmy.v1.Signed\x12\x12\n\ncheck_only\x18\x02 \x01(\x08\x12\x0f\n\x07\x65xamine\x18\x03 \x01(\x08"T\n\x0cPrepareReply\x12\x0e\n\x06report\x18\x01 \x01(\x0c\x12\r\n\x05state\x18\x02 \x01(\t\x12%\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x13.fedelmy.v1.Finding"u\n\x07\x46inding\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\r\n\x05\x63heck\x18\x02 \x01(\t\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0b\n\x03\x66ix\x18\x06 \x01(\t\x12\r\n\x05\x66\x61\x63ts\x18\x07 \x01(\x0c"\x1b\n\x0cStartRequest\x12\x0b\n\x03run\x18\x01 \x01(\t"\x1b\n\nStartReply\x12\r\n\x05state\x18\x01 \x01(\t"*\n\x0cWatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x03"g\n\x05\x45vent\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0b\n\x03run\x18\x03 \x01(\t\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\t\x12\x0c\n\x04kind\x18\x06 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c"3\n\rCancelRequest\x12"\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32\x12.fedelmy.v1.Signed"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05state\x18\x01 \x01(\t"\x1c\n\rReportRequest\x12\x0b\n\x03run\x18\x01 \x01(\t"\x86\x04\n\x0bReportReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12%\n\x05steps\x18\x06 \x03(\x0b\x32\x16.fedelmy.v1.StepReport\x12%\n\x05\x65\x64ges\x18\x07 \x03(\x0b\x32\x16.fedelmy.v1.EdgeReport\x12\x12\n\nlast_event\x18\x08 \x01(\x03\x12\x12\n\nparameters\x18\t \x01(\x03\x12\x14\n\x0c\x62undle_bytes\x18\n \x01(\x03\x12\x12\n\nfederation\x18\x0b \x01(\t\x12)\n\nneighbours\x18\x0c \x03(\x0b\x32\x15.fedelmy.v1.Neighbour\x12"\n\x06\x61\x62sent\x18\r \x03(\x0b\x32\x12.fedelmy.v1.Absent\x12"\n\x06origin\x18\x0e \x01(\x0b\x32\x12.fedelmy.v1.Origin\x12\x10\n\x08operator\x18\x0f \x01(\t\x12\x13\n\x0bplan_sha256\x18\x10 \x01(\t\x12\r\n\x05\x61sked\x18\x11 \x03(\t\x12\x0f\n\x07plan_id\x18\x14 \x01(\t\x12\x0e\n\x06recipe\x18\x15 \x01(\x0c\x12\x10\n\x08prepared\x18\x16 \x01(\x0c\x12\x0f\n\x07version\x18\x17 \x01(\t\x12\r\n\x05\x63lock\x18\x18 \x01(\x01\x12\x12\n\nexpires_at\x18\x1e \x01(\x01"*\n\tNeighbour\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t"x\n\x06\x41\x62sent\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x16\n\x0eon_unreachable\x18\x03 \x01(\t\x12\x18\n\x10patience_seconds\x18\x04 \x01(\x01\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t"A\n\x06Origin\x12\x14\n\x0c\x63ontributors\x18\x01 \x03(\t\x12!\n\x07skipped\x18\x02 \x03(\x0b\x32\x10.fedelmy.v1.Skip"?\n\x04Skip\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t"\x8b\x01\n\nStepReport\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x0c\n\x04size\x18\x05 \x01(\x03\x12\x0e\n\x06result\x18\x06 \x01(\x0c\x12\x12\n\nstarted_at\x18\x07 \x01(\x01\x12\x10\n\x08\x65nded_at\x18\x08 \x01(\x01"z\n\nEdgeReport\x12\x0c\n\x04\x65\x64ge\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\x10\n\x08receiver\x18\x03 \x01(\t\x12\x0f\n\x07\x63\x61rries\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0c\n\x04size\x18\x06 \x01(\x03\x12\x0e\n\x06sha256\x18\x07 \x01(\t"\x1d\n\rRevokeRequest\x12\x0c\n\x04list\x18\x01 \x01(\x0c"\x1d\n\x0bRevokeReply\x12\x0e\n\x06number\x18\x01 \x01(\x03\x32\xbb\x03\n\x07\x43ontrol\x12\x42\n\x08\x44\x65scribe\x12\x1b.fedelmy.v1.DescribeRequest\x1a\x19.fedelmy.v1.DescribeReply\x12?\n\x07Prepare\x12\x1a.fedelmy.v1.PrepareRequest\x1a\x18.fedelmy.v1.PrepareReply\x12\x39\n\x05Start\x12\x18.fedelmy.v1.StartRequest\x1a\x16.fedelmy.v1.StartReply\x12\x36\n\x05Watch\x12\x18.fedelmy.v1.WatchRequest\x1a\x11.fedelmy.v1.Event0\x01\x12<\n\x06\x43\x61ncel\x12\x19.fedelmy.v1.CancelRequest\x1a\x17.fedelmy.v1.CancelReply\x12<\n\x06Report\x12\x19.fedelmy.v1.ReportRequest\x1a\x17.fedelmy.v1.ReportReply\x12<\n\x06Revoke\x12\x19.fedelmy.v1.RevokeRequest\x1a\x17.fedelmy.v1.RevokeReplyb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64\x65lmy_proto/v1/control.proto\x12\nfedelmy.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xaf\x02\n\rDescribeReply\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tcontracts\x18\x03 \x03(\t\x12\r\n\x05torch\x18\x04 \x01(\t\x12\x10\n\x08platform\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\t\x12\r\n\x05peers\x18\x08 \x03(\t\x12\x12\n\nfree_bytes\x18\t \x01(\x03\x12\r\n\x05\x63lock\x18\n \x01(\x01\x12$\n\x04runs\x18\x0b \x03(\x0b\x32\x16.fedelmy.v1.RunSummary\x12\x1b\n\x13\x63\x65rtificate_expires\x18\x0c \x01(\x01\x12\x11\n\tadvertise\x18\r \x01(\t\x12\x13\n\x0bnames_plans\x18\x14 \x01(\x08\x12\x10\n\x08warnings\x18\x15 \x03(\t\"P\n\nRunSummary\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nfederation\x18\x03 \x01(\t\x12\x12\n\nchanged_at\x18\x04 \x01(\x01\"A\n\x06Signed\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\"X\n\x0ePrepareRequest\x12!\n\x05slice\x18\x01 \x01(\x0b\x32\x12.fedelmy.v1.Signed\x12\x12\n\ncheck_only\x18\x02 \x01(\x08\x12\x0f\n\x07\x65xamine\x18\x03 \x01(\x08\"T\n\x0cPrepareReply\x12\x0e\n\x06report\x18\x01 \x01(\x0c\x12\r\n\x05state\x18\x02 \x01(\t\x12%\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x13.fedelmy.v1.Finding\"u\n\x07\x46inding\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\r\n\x05\x63heck\x18\x02 \x01(\t\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0b\n\x03\x66ix\x18\x06 \x01(\t\x12\r\n\x05\x66\x61\x63ts\x18\x07 \x01(\x0c\"\x1b\n\x0cStartRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x1b\n\nStartReply\x12\r\n\x05state\x18\x01 \x01(\t\"*\n\x0cWatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x03\"g\n\x05\x45vent\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0b\n\x03run\x18\x03 \x01(\t\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\t\x12\x0c\n\x04kind\x18\x06 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"3\n\rCancelRequest\x12\"\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32\x12.fedelmy.v1.Signed\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05state\x18\x01 \x01(\t\"\x1c\n\rReportRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x86\x04\n\x0bReportReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12%\n\x05steps\x18\x06 \x03(\x0b\x32\x16.fedelmy.v1.StepReport\x12%\n\x05\x65\x64ges\x18\x07 \x03(\x0b\x32\x16.fedelmy.v1.EdgeReport\x12\x12\n\nlast_event\x18\x08 \x01(\x03\x12\x12\n\nparameters\x18\t \x01(\x03\x12\x14\n\x0c\x62undle_bytes\x18\n \x01(\x03\x12\x12\n\nfederation\x18\x0b \x01(\t\x12)\n\nneighbours\x18\x0c \x03(\x0b\x32\x15.fedelmy.v1.Neighbour\x12\"\n\x06\x61\x62sent\x18\r \x03(\x0b\x32\x12.fedelmy.v1.Absent\x12\"\n\x06origin\x18\x0e \x01(\x0b\x32\x12.fedelmy.v1.Origin\x12\x10\n\x08operator\x18\x0f \x01(\t\x12\x13\n\x0bplan_sha256\x18\x10 \x01(\t\x12\r\n\x05\x61sked\x18\x11 \x03(\t\x12\x0f\n\x07plan_id\x18\x14 \x01(\t\x12\x0e\n\x06recipe\x18\x15 \x01(\x0c\x12\x10\n\x08prepared\x18\x16 \x01(\x0c\x12\x0f\n\x07version\x18\x17 \x01(\t\x12\r\n\x05\x63lock\x18\x18 \x01(\x01\x12\x12\n\nexpires_at\x18\x1e \x01(\x01\"*\n\tNeighbour\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"x\n\x06\x41\x62sent\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x16\n\x0eon_unreachable\x18\x03 \x01(\t\x12\x18\n\x10patience_seconds\x18\x04 \x01(\x01\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\"A\n\x06Origin\x12\x14\n\x0c\x63ontributors\x18\x01 \x03(\t\x12!\n\x07skipped\x18\x02 \x03(\x0b\x32\x10.fedelmy.v1.Skip\"?\n\x04Skip\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"\x8b\x01\n\nStepReport\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x0c\n\x04size\x18\x05 \x01(\x03\x12\x0e\n\x06result\x18\x06 \x01(\x0c\x12\x12\n\nstarted_at\x18\x07 \x01(\x01\x12\x10\n\x08\x65nded_at\x18\x08 \x01(\x01\"z\n\nEdgeReport\x12\x0c\n\x04\x65\x64ge\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\x10\n\x08receiver\x18\x03 \x01(\t\x12\x0f\n\x07\x63\x61rries\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0c\n\x04size\x18\x06 \x01(\x03\x12\x0e\n\x06sha256\x18\x07 \x01(\t\"\x1d\n\rRevokeRequest\x12\x0c\n\x04list\x18\x01 \x01(\x0c\"\x1d\n\x0bRevokeReply\x12\x0e\n\x06number\x18\x01 \x01(\x03\x32\xbb\x03\n\x07\x43ontrol\x12\x42\n\x08\x44\x65scribe\x12\x1b.fedelmy.v1.DescribeRequest\x1a\x19.fedelmy.v1.DescribeReply\x12?\n\x07Prepare\x12\x1a.fedelmy.v1.PrepareRequest\x1a\x18.fedelmy.v1.PrepareReply\x12\x39\n\x05Start\x12\x18.fedelmy.v1.StartRequest\x1a\x16.fedelmy.v1.StartReply\x12\x36\n\x05Watch\x12\x18.fedelmy.v1.WatchRequest\x1a\x11.fedelmy.v1.Event0\x01\x12<\n\x06\x43\x61ncel\x12\x19.fedelmy.v1.CancelRequest\x1a\x17.fedelmy.v1.CancelReply\x12<\n\x06Report\x12\x19.fedelmy.v1.ReportRequest\x1a\x17.fedelmy.v1.ReportReply\x12<\n\x06Revoke\x12\x19.fedelmy.v1.RevokeRequest\x1a\x17.fedelmy.v1.RevokeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "fedelmy_proto.v1.control_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedelmy_proto.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_DESCRIBEREQUEST"]._serialized_start = 46
-    _globals["_DESCRIBEREQUEST"]._serialized_end = 63
-    _globals["_DESCRIBEREPLY"]._serialized_start = 66
-    _globals["_DESCRIBEREPLY"]._serialized_end = 369
-    _globals["_RUNSUMMARY"]._serialized_start = 371
-    _globals["_RUNSUMMARY"]._serialized_end = 451
-    _globals["_SIGNED"]._serialized_start = 453
-    _globals["_SIGNED"]._serialized_end = 518
-    _globals["_PREPAREREQUEST"]._serialized_start = 520
-    _globals["_PREPAREREQUEST"]._serialized_end = 608
-    _globals["_PREPAREREPLY"]._serialized_start = 610
-    _globals["_PREPAREREPLY"]._serialized_end = 694
-    _globals["_FINDING"]._serialized_start = 696
-    _globals["_FINDING"]._serialized_end = 813
-    _globals["_STARTREQUEST"]._serialized_start = 815
-    _globals["_STARTREQUEST"]._serialized_end = 842
-    _globals["_STARTREPLY"]._serialized_start = 844
-    _globals["_STARTREPLY"]._serialized_end = 871
-    _globals["_WATCHREQUEST"]._serialized_start = 873
-    _globals["_WATCHREQUEST"]._serialized_end = 915
-    _globals["_EVENT"]._serialized_start = 917
-    _globals["_EVENT"]._serialized_end = 1020
-    _globals["_CANCELREQUEST"]._serialized_start = 1022
-    _globals["_CANCELREQUEST"]._serialized_end = 1073
-    _globals["_CANCELREPLY"]._serialized_start = 1075
-    _globals["_CANCELREPLY"]._serialized_end = 1103
-    _globals["_REPORTREQUEST"]._serialized_start = 1105
-    _globals["_REPORTREQUEST"]._serialized_end = 1133
-    _globals["_REPORTREPLY"]._serialized_start = 1136
-    _globals["_REPORTREPLY"]._serialized_end = 1654
-    _globals["_NEIGHBOUR"]._serialized_start = 1656
-    _globals["_NEIGHBOUR"]._serialized_end = 1698
-    _globals["_ABSENT"]._serialized_start = 1700
-    _globals["_ABSENT"]._serialized_end = 1820
-    _globals["_ORIGIN"]._serialized_start = 1822
-    _globals["_ORIGIN"]._serialized_end = 1887
-    _globals["_SKIP"]._serialized_start = 1889
-    _globals["_SKIP"]._serialized_end = 1952
-    _globals["_STEPREPORT"]._serialized_start = 1955
-    _globals["_STEPREPORT"]._serialized_end = 2094
-    _globals["_EDGEREPORT"]._serialized_start = 2096
-    _globals["_EDGEREPORT"]._serialized_end = 2218
-    _globals["_REVOKEREQUEST"]._serialized_start = 2220
-    _globals["_REVOKEREQUEST"]._serialized_end = 2249
-    _globals["_REVOKEREPLY"]._serialized_start = 2251
-    _globals["_REVOKEREPLY"]._serialized_end = 2280
-    _globals["_CONTROL"]._serialized_start = 2283
-    _globals["_CONTROL"]._serialized_end = 2726
+  DESCRIPTOR._loaded_options = None
+  _globals['_DESCRIBEREQUEST']._serialized_start=46
+  _globals['_DESCRIBEREQUEST']._serialized_end=63
+  _globals['_DESCRIBEREPLY']._serialized_start=66
+  _globals['_DESCRIBEREPLY']._serialized_end=369
+  _globals['_RUNSUMMARY']._serialized_start=371
+  _globals['_RUNSUMMARY']._serialized_end=451
+  _globals['_SIGNED']._serialized_start=453
+  _globals['_SIGNED']._serialized_end=518
+  _globals['_PREPAREREQUEST']._serialized_start=520
+  _globals['_PREPAREREQUEST']._serialized_end=608
+  _globals['_PREPAREREPLY']._serialized_start=610
+  _globals['_PREPAREREPLY']._serialized_end=694
+  _globals['_FINDING']._serialized_start=696
+  _globals['_FINDING']._serialized_end=813
+  _globals['_STARTREQUEST']._serialized_start=815
+  _globals['_STARTREQUEST']._serialized_end=842
+  _globals['_STARTREPLY']._serialized_start=844
+  _globals['_STARTREPLY']._serialized_end=871
+  _globals['_WATCHREQUEST']._serialized_start=873
+  _globals['_WATCHREQUEST']._serialized_end=915
+  _globals['_EVENT']._serialized_start=917
+  _globals['_EVENT']._serialized_end=1020
+  _globals['_CANCELREQUEST']._serialized_start=1022
+  _globals['_CANCELREQUEST']._serialized_end=1073
+  _globals['_CANCELREPLY']._serialized_start=1075
+  _globals['_CANCELREPLY']._serialized_end=1103
+  _globals['_REPORTREQUEST']._serialized_start=1105
+  _globals['_REPORTREQUEST']._serialized_end=1133
+  _globals['_REPORTREPLY']._serialized_start=1136
+  _globals['_REPORTREPLY']._serialized_end=1654
+  _globals['_NEIGHBOUR']._serialized_start=1656
+  _globals['_NEIGHBOUR']._serialized_end=1698
+  _globals['_ABSENT']._serialized_start=1700
+  _globals['_ABSENT']._serialized_end=1820
+  _globals['_ORIGIN']._serialized_start=1822
+  _globals['_ORIGIN']._serialized_end=1887
+  _globals['_SKIP']._serialized_start=1889
+  _globals['_SKIP']._serialized_end=1952
+  _globals['_STEPREPORT']._serialized_start=1955
+  _globals['_STEPREPORT']._serialized_end=2094
+  _globals['_EDGEREPORT']._serialized_start=2096
+  _globals['_EDGEREPORT']._serialized_end=2218
+  _globals['_REVOKEREQUEST']._serialized_start=2220
+  _globals['_REVOKEREQUEST']._serialized_end=2249
+  _globals['_REVOKEREPLY']._serialized_start=2251
+  _globals['_REVOKEREPLY']._serialized_end=2280
+  _globals['_CONTROL']._serialized_start=2283
+  _globals['_CONTROL']._serialized_end=2726
 # @@protoc_insertion_point(module_scope)

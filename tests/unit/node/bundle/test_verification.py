@@ -90,7 +90,7 @@ def test_a_good_bundle_passes(tmp_path):
     [
         {},
         {"format": "pt"},
-        {KEY: "not valid JSON"},
+        {KEY: "not JSON"},
         {KEY: '{"format":1,"groups":["model"]}'},
         {KEY: metadata_text(["other"], {})},
         {KEY: metadata_text(["model", "other"], {})},

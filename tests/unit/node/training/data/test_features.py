@@ -110,7 +110,7 @@ def test_images_and_vectors_are_told_apart(tmp_path: Path) -> None:
         "this site has vectors"
         in refused(save(tmp_path, features=small), replace(VECTORS, input=image)).message
     )
-    assert "data are images" in refused(DataSpec(source="digits")).message
+    assert "this site has images" in refused(DataSpec(source="digits")).message
     assert (
         "this site has vectors"
         in refused(DataSpec(source=f"shifted:plain:features:{tmp_path}/f.npz")).message
