@@ -4,6 +4,7 @@ mocked.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,7 +29,24 @@ from tests.support.hospital import Hospital
 hypothesis.settings.register_profile("fedelmy", deadline=None)
 hypothesis.settings.load_profile("fedelmy")
 
+FOLDERS = ("e2e", "integration", "chaos")
+"""In this order, then the others: modules that take long first, so that short ones fill the end."""
+
 Forge = Callable[..., Identity]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+
+    items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """All modules are imported: no garbage collection needs to look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

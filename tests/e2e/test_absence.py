@@ -8,19 +8,16 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
-from fedelmy_launcher.plans.compiler import compile_plan, load_federation
-from fedelmy_launcher.simulate.simulation import Simulation, data_of
-from fedelmy_node.domain.names import run_id
-from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched
+from tests.e2e.support.witness import Trainer, Witness
 
 NAMES = ("north", "south", "west", "east")
 PATIENCE_SECONDS = 3.0
-LONGEST_SECONDS = 150.0
 
 CASES = {
     "the first": ("north",),
@@ -66,7 +63,7 @@ def restart(bed: Bed, name: str) -> None:
     start(bed.sites[name], [f"{later}={bed.sites[later].address}" for later in behind])
 
 
-def write(bed: Bed, policy: str, epochs: int = 30) -> None:
+def write(bed: Bed, policy: str, epochs: int = 20) -> None:
     bed.write_file()
     text = bed.file.read_text().replace("epochs = 2", f"epochs = {epochs}")
     bed.file.write_text(
@@ -74,24 +71,6 @@ def write(bed: Bed, policy: str, epochs: int = 30) -> None:
             "seed = 3", f'seed = 3\non_unreachable = "{policy}"\npatience = "{PATIENCE_SECONDS:g}s"'
         )
     )
-
-
-def simulated(bed: Bed, tmp_path: Path, without: Sequence[str] = ()) -> str:
-    """The result of the same federation if some sites had never been in it."""
-    described = load_federation(bed.file)
-    kept = tuple(member for member in described.members if member.name not in without)
-    plan = compile_plan(
-        described.__class__(**{**_fields(described), "members": kept}), run_id("simulated")
-    )
-    found: list[str] = []
-    Simulation(
-        plan, data_of(described), tmp_path, lambda event: found.append(event.data.get("sha256", ""))
-    ).run()
-    return [sha256 for sha256 in found if sha256][-1]
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def wait_for(launcher: subprocess.Popen[str], kind: str, site: str | None = None) -> dict[str, Any]:
@@ -103,6 +82,11 @@ def wait_for(launcher: subprocess.Popen[str], kind: str, site: str | None = None
     raise AssertionError(
         f"no {kind} of {site}: {launcher.stderr.read() if launcher.stderr else ''}"
     )
+
+
+def training(bed: Bed, run: str, name: str) -> AbstractContextManager[Trainer]:
+    """A site's trainer is held in mid-training."""
+    return Witness(bed.sites[name], run).held(f"train.{NAMES.index(name) + 1}@{name}")
 
 
 def show(site: Site, run: str) -> dict[str, Any]:
@@ -125,25 +109,25 @@ def steps(report: dict[str, Any]) -> dict[str, str]:
 
 def until_over(site: Site, run: str) -> dict[str, Any]:
     """A site's report once the run is over there."""
-    deadline = time.monotonic() + LONGEST_SECONDS
+    deadline = time.monotonic() + COMMAND_SECONDS
     while (report := show(site, run))["state"] not in ("done", "aborted", "cancelled", "failed"):
         assert time.monotonic() < deadline, report
     return report
 
 
 @pytest.mark.parametrize("dead", dead_sites())
-def test_skip(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
+def test_skip(bed: Bed, dead: tuple[str, ...]) -> None:
     write(bed, "skip")
     run = f"skip-{'-'.join(dead)}"
     with launched(bed, run) as launcher:
-        wait_for(launcher, "epoch", "north")
-        for name in dead:
-            bed.sites[name].kill()
-        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+        with training(bed, run, "north"):
+            for name in dead:
+                bed.sites[name].kill()
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
     alive = [name for name in NAMES if name not in dead]
-    assert result["bundle_sha256"] == simulated(bed, tmp_path, without=dead)
+    assert result["bundle_sha256"] == bed.simulate(without=dead)["bundle_sha256"]
     assert result["subset"] is True and sorted(result["contributors"]) == sorted(alive)
     left_out = {entry["site"]: entry for entry in result["left_out"]}
     assert set(left_out) == set(dead)
@@ -162,43 +146,43 @@ def test_skip(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
         assert "skipped" in steps(report).values()
 
 
-def test_a_site_that_dies_after_its_receipt_is_skipped_too(bed: Bed, tmp_path: Path) -> None:
+def test_a_site_that_dies_after_its_receipt_is_skipped_too(bed: Bed) -> None:
     write(bed, "skip")
     with launched(bed, "skip-later") as launcher:
-        wait_for(launcher, "epoch", "south")
-        bed.sites["south"].kill()
-        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+        with training(bed, "skip-later", "south"):
+            bed.sites["south"].kill()
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
-    assert result["bundle_sha256"] == simulated(bed, tmp_path, without=("south",))
+    assert result["bundle_sha256"] == bed.simulate(without=("south",))["bundle_sha256"]
     assert sorted(result["contributors"]) == ["east", "north", "west"]
 
 
 @pytest.mark.full
-def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed, tmp_path: Path) -> None:
-    write(bed, "skip", epochs=120)
+def test_a_site_that_was_skipped_still_takes_the_result(bed: Bed) -> None:
+    write(bed, "skip")
     with launched(bed, "skip-back") as launcher:
-        wait_for(launcher, "epoch", "north")
-        bed.sites["south"].kill()
-        wait_for(launcher, "received", "west")
-        restart(bed, "south")
-        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+        with training(bed, "skip-back", "north"):
+            bed.sites["south"].kill()
+        with training(bed, "skip-back", "west"):
+            restart(bed, "south")
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
-    assert result["bundle_sha256"] == simulated(bed, tmp_path, without=("south",))
+    assert result["bundle_sha256"] == bed.simulate(without=("south",))["bundle_sha256"]
     report = until_over(bed.sites["south"], "skip-back")
     assert steps(report)["train.2@south"] == "skipped"
     assert {"deliver.3@south": "done", "evaluate.3@south": "done"}.items() <= steps(report).items()
 
 
 @pytest.mark.parametrize("dead", dead_sites())
-def test_wait(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
+def test_wait(bed: Bed, dead: tuple[str, ...]) -> None:
     write(bed, "wait")
     run = f"wait-{'-'.join(dead)}"
     with launched(bed, run) as launcher:
-        wait_for(launcher, "epoch", "north")
-        for name in dead:
-            bed.sites[name].kill()
+        with training(bed, run, "north"):
+            for name in dead:
+                bed.sites[name].kill()
         wait_for(launcher, "unreachable")
         while min(out_of_reach(bed, run).values(), default=0.0) <= PATIENCE_SECONDS:
             pass  # each look takes a command
@@ -207,9 +191,9 @@ def test_wait(bed: Bed, tmp_path: Path, dead: tuple[str, ...]) -> None:
         )
         for name in dead:
             restart(bed, name)
-        out, err = launcher.communicate(timeout=LONGEST_SECONDS)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 0, err
-    assert json.loads(out.splitlines()[-1])["bundle_sha256"] == simulated(bed, tmp_path)
+    assert json.loads(out.splitlines()[-1])["bundle_sha256"] == bed.simulate()["bundle_sha256"]
 
 
 @pytest.mark.parametrize("dead", dead_sites("the last"))
@@ -217,10 +201,10 @@ def test_abort(bed: Bed, dead: tuple[str, ...]) -> None:
     write(bed, "abort")
     run = f"abort-{'-'.join(dead)}"
     with launched(bed, run) as launcher:
-        wait_for(launcher, "epoch", "north")
-        for name in dead:
-            bed.sites[name].kill()
-        _, err = launcher.communicate(timeout=LONGEST_SECONDS)
+        with training(bed, run, "north"):
+            for name in dead:
+                bed.sites[name].kill()
+        _, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 10, err
     assert "E-RUN-ABORTED" in err and any(name in err for name in dead)
     for name in NAMES:

@@ -15,7 +15,7 @@ from fedelmy_launcher.control.start_run import prepare_run
 from fedelmy_launcher.plans.compiler import compile_plan, load_federation
 from fedelmy_node.domain.names import run_id
 from fedelmy_node.identity import keystore
-from tests.e2e.support.testbed import Bed, Done, run
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Done, run
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_a_run_without_its_last_site_ends_as_a_subset(
         while "south unreachable" not in waiting and launcher.poll() is None:
             waiting = elsewhere("status", "subset", "--at", north).out
         assert "will skip it after 3 s" in waiting
-        out, err = launcher.communicate(timeout=120)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 20, err
     result = json.loads(out.splitlines()[-1])
     assert (result["state"], result["subset"], result["contributors"]) == ("done", True, ["north"])

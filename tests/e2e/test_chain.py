@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from fedelmy_node.training.evaluation.inference import load_model
-from tests.e2e.support.testbed import Bed
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed
 
 NAMES = ("north", "south", "west")
 
@@ -161,7 +161,7 @@ def test_cancel_reaches_every_site(bed: Bed) -> None:
                 break
         cancelled = bed.launch("cancel", "--run", "endless", "--reason", "test", "--json").ok().json
         assert cancelled["states"] == dict.fromkeys(NAMES, "cancelled")
-        _, err = launcher.communicate(timeout=30)
+        _, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 10 and "E-RUN-CANCELLED" in err
         assert bed.sites["north"].node("health", "--json").ok().json.get("active", "") == ""
     finally:

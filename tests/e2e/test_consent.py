@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedelmy_node.consent.disclosure import KEYS
-from tests.e2e.support.testbed import Bed, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, launched
 
 NORTH = """\
 [consent]
@@ -110,7 +110,7 @@ def test_a_run_goes_on_when_the_administrator_agrees_and_tells_what_it_may(bed: 
             "takes part: run first is prepared."
             in south.node("runs", "approve", "first", "--yes").ok().out
         )
-        out, err = launcher.communicate(timeout=120)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
     assert {"note": "south has approved"} in lines
@@ -171,7 +171,7 @@ def test_a_launcher_that_went_away_and_a_node_that_was_restarted(bed: Bed) -> No
     with launched(bed, "third") as launcher:
         waits_for_approval(launcher)
         launcher.send_signal(signal.SIGINT)
-        _, err = launcher.communicate(timeout=30)
+        _, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 130 and "--run third" in err
     south.stop()
     south.start("--indices", "parts/south.json", listen=south.address)

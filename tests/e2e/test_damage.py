@@ -16,8 +16,8 @@ import pytest
 
 from fedelmy_node.store.row_digests import row_digest
 from tests.e2e.support.testbed import Bed, Done, Site, launched
+from tests.e2e.support.witness import Witness
 from tests.e2e.test_dead_disks import STORE_EXIT_CODE, contents
-from tests.e2e.test_recovery import wait_for
 
 RUN = "damaged"
 
@@ -28,22 +28,22 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
     made.partition()
     made.start_chain()
     made.write_file()
-    made.file.write_text(made.file.read_text().replace("epochs = 2", "epochs = 8"))
+    made.file.write_text(made.file.read_text().replace("epochs = 2", "epochs = 20"))
     return made
 
 
 @pytest.fixture(scope="module")
 def undisturbed(bed: Bed) -> str:
-    return str(bed.launch("simulate", "--json").ok().json["bundle_sha256"])
+    return str(bed.simulate()["bundle_sha256"])
 
 
 @pytest.fixture(scope="module")
 def south(bed: Bed) -> Site:
     """Killed while it trains; the run waits for it."""
     site = bed.sites["south"]
-    with launched(bed, RUN) as launcher:
-        wait_for(launcher.stdout, "south", "epoch")
+    with launched(bed, RUN), Witness(site, RUN).held("train.2@south") as trainer:
         site.kill()
+        trainer.kill()
     shutil.copytree(site.state, bed.root / "snapshot", ignore=shutil.ignore_patterns("*.sock"))
     return site
 

@@ -12,6 +12,7 @@ import pytest
 
 from fedelmy_node.store.durable_files import file_sha256
 from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.witness import Witness
 from tests.e2e.test_dead_disks import STORE_EXIT_CODE
 from tests.e2e.test_recovery import wait_for
 
@@ -22,13 +23,13 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
     made.partition()
     made.start_chain()
     made.write_file()
-    made.file.write_text(made.file.read_text().replace("epochs = 2", "epochs = 8"))
+    made.file.write_text(made.file.read_text().replace("epochs = 2", "epochs = 20"))
     return made
 
 
 @pytest.fixture(scope="module")
 def undisturbed(bed: Bed) -> str:
-    return str(bed.launch("simulate", "--json").ok().json["bundle_sha256"])
+    return str(bed.simulate()["bundle_sha256"])
 
 
 def flip(path: Path) -> None:
@@ -63,8 +64,7 @@ def finish(bed: Bed, run: str) -> tuple[str, list[tuple[str, str]]]:
 
 def test_a_damaged_input_is_received_again(bed: Bed, undisturbed: str) -> None:
     south = bed.sites["south"]
-    with launched(bed, "input") as launcher:
-        wait_for(launcher.stdout, "south", "epoch")
+    with launched(bed, "input"), Witness(south, "input").held("train.2@south"):
         south.kill()
     flip(bundle(south, "inputs/*"))
     start_again(south)
@@ -77,8 +77,8 @@ def test_a_damaged_input_is_received_again(bed: Bed, undisturbed: str) -> None:
 def test_a_damaged_output_is_made_again_before_it_is_sent(bed: Bed, undisturbed: str) -> None:
     north, south = bed.sites["north"], bed.sites["south"]
     with launched(bed, "output") as launcher:
-        wait_for(launcher.stdout, "north", "epoch")
-        south.kill()
+        with Witness(north, "output").held("train.1@north"):
+            south.kill()
         wait_for(launcher.stdout, "north", "retry")
     flip(bundle(north, "steps/*/*"))
     start_again(south)

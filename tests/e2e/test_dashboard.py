@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.support.testbed import Bed, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, launched
 from tests.support.browser import Visit, browser
 
 NAMES = ("north", "south", "west")
-LONG_MS = 150_000
+LONG_MS = 600_000
 WATCHER = """
 window.seen = {}; window.marked = true;
 new MutationObserver(() => {
@@ -71,7 +71,7 @@ class Served:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        _, err = self.process.communicate(timeout=30)
+        _, err = self.process.communicate(timeout=COMMAND_SECONDS)
         assert "Traceback" not in err, err
         return self.process.returncode
 
@@ -114,7 +114,7 @@ def test_a_run_is_shown_from_its_beginning_to_its_end_without_a_reload(
         with launched(bed, "first") as launcher:
             page.wait_for_selector('a[data-run="first"]', timeout=LONG_MS)
             page.wait_for_selector("#run-state:has-text('done')", timeout=LONG_MS)
-            out, _ = launcher.communicate(timeout=30)
+            out, _ = launcher.communicate(timeout=COMMAND_SECONDS)
         result = json.loads(out.splitlines()[-1])
         page.wait_for_selector(f"#result:has-text('{result['bundle_sha256']}')", timeout=LONG_MS)
         assert f"{100 * result['accuracy']:.1f}%" in page.inner_text("#result")
@@ -177,7 +177,7 @@ def test_only_who_knows_the_address_may_read_and_nobody_may_write(bed: Bed) -> N
         place = urlsplit(url)
 
         def ask(method: str, path: str, host: str = "localhost") -> http.client.HTTPResponse:
-            connection = http.client.HTTPConnection("127.0.0.1", place.port or 0, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", place.port or 0, timeout=60)
             connection.request(method, path, headers={"Host": host})
             answer = connection.getresponse()
             answer.read() if path != f"{place.path}events" else None

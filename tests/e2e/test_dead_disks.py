@@ -22,7 +22,6 @@ from tests.e2e.support.moments import MOMENTS
 from tests.e2e.support.testbed import Bed, Site
 from tests.e2e.support.witness import wait_until
 
-pytestmark = pytest.mark.timeout(600)  # each takes half a minute on a free machine
 DISK_BYTES = 112 << 20
 """The node wants 64 MiB to spare wherever a bundle arrives."""
 STORE_EXIT_CODE = 7

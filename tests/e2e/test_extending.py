@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from fedelmy_node import load_model
 from tests.e2e.support.packages import importable, install, install_strategy
-from tests.e2e.support.testbed import Bed, Site, launched, run
-from tests.e2e.support.witness import Witness, wait_until
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched, run
+from tests.e2e.support.witness import Witness
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
 BLOCK = re.compile(r"`(ward/\w+\.py|pyproject\.toml)`(?:, [^\n]*)?:\n\n```\w+\n(.*?)```", re.DOTALL)
@@ -192,7 +192,7 @@ def votes(ward: Path, make_bed: Callable[..., Bed]) -> tuple[Bed, dict[str, Any]
     again(south)
     bed.write_file()
     method(bed, "votes")
-    bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 8"))
+    bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 80"))
     simulated = bed.launch("simulate", "--json").ok().json
     return bed, simulated
 
@@ -223,11 +223,12 @@ def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
     north, south = bed.sites.values()
     method(bed, "votes")
     with launched(bed, "votes") as launcher:
-        witness = Witness(south, "votes")
-        wait_until(lambda: witness.find("epoch", "train.4@south"), "the second visit of south")
-        south.kill()
+        with Witness(south, "votes").held("train.4@south"):
+            told = bed.launch("status", "votes").ok().out
+            assert "collect.5@south" in told and "trained by north" in told
+            south.kill()
         again(south)
-        out, err = launcher.communicate(timeout=240)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
     assert result["bundle_sha256"] == simulated["bundle_sha256"]
@@ -238,9 +239,20 @@ def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
     assert len(load_model(exported).module.members) == 2
     assert north.node("model", "evaluate", "--json").ok().json["accuracy"] > 0.9
     assert not states(bed), "a run that is over leaves none"
+    told = bed.launch("run", "--attach", "votes", "--json").ok().json
+    assert (told["state"], told["contributors"]) == ("done", ["north", "south"])
+    pages = bed.root / "votes.html", bed.root / "votes.json"
+    bed.launch("report", "--run", "votes", "--out", str(pages[0])).ok()
+    assert "input of collect" in pages[0].read_text()
+    history = json.loads(pages[1].read_text())
+    spans = [
+        (site["name"], s["what"], s["detail"]) for site in history["sites"] for s in site["spans"]
+    ]
+    assert ("south", "computing", "collect.5@south") in spans
+    trains = {step["step"] for site in history["sites"] for step in site["steps"] if step["trains"]}
+    assert trains == {f"train.{n}@{site}" for n, site in enumerate(["north", "south"] * 2, 1)}
 
 
-@pytest.mark.timeout(600)  # half a minute on a free machine
 @pytest.mark.parametrize(
     "kills",
     [
@@ -261,7 +273,7 @@ def test_a_daemon_killed_around_a_commit_applies_a_state_once(
         for when, step in kills:
             site = bed.sites[step.partition("@")[2]]
             witness, process = Witness(site, run), site.process
-            assert process is not None and process.wait(240) == -signal.SIGKILL
+            assert process is not None and process.wait(COMMAND_SECONDS) == -signal.SIGKILL
             files = witness.step_directory(step)
             assert (files / "state.safetensors").exists() and (
                 files / "output.safetensors"
@@ -269,7 +281,7 @@ def test_a_daemon_killed_around_a_commit_applies_a_state_once(
             done = witness.find("step", step, state="done")
             assert (done is not None) == (when == "committed")
             again(site)
-        out, err = launcher.communicate(timeout=240)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["bundle_sha256"] == simulated["bundle_sha256"]
     events = [event for site in bed.sites.values() for event in Witness(site, run).events()]

@@ -26,14 +26,12 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlipBed]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.timeout(900)  # the first one takes the snapshots: half a minute on a free machine
 def test_nothing_else_is_read_because_of_a_flipped_bit(bed: FlipBed, kind: str) -> None:
     judge = Judge(bed, kind)
     judged = [judge.judge(flip) for flip in flips(kind, judge.snapshot, _FLIPS, _SEED)]
     assert [(str(one.flip), one.why) for one in judged if one.verdict == "WRONG"] == []
 
 
-@pytest.mark.timeout(900)
 def test_every_file_of_a_state_directory_is_of_a_kind(bed: FlipBed) -> None:
     assert [
         path

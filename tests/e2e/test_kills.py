@@ -29,7 +29,6 @@ def bed(make_bed: Callable[..., Bed], request: pytest.FixtureRequest) -> Iterato
         made.close()
 
 
-@pytest.mark.timeout(900)  # a minute on a free machine
 def test_a_run_whose_processes_are_killed_ends_with_the_same_bytes(bed: KillBed) -> None:
     outcomes = perform(bed, *KILLS)
     assert [(outcome.verdict, outcome.reason) for outcome in outcomes] == [("ok", "")] * len(KILLS)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, launched
+from tests.e2e.support.witness import Witness
 
 NAMES = ("north", "south", "west")
 SKIP = '\non_unreachable = "skip"\npatience = "3s"'
@@ -57,17 +58,6 @@ def write(bed: Bed, topology: str, settings: str = "", more: str = "", epochs: i
     )
 
 
-def wait_for(launcher: subprocess.Popen[str], kind: str, site: str) -> dict[str, Any]:
-    assert launcher.stdout is not None
-    for line in launcher.stdout:
-        event: dict[str, Any] = json.loads(line).get("event", {})
-        if event.get("kind") == kind and event["site"] == site:
-            return event
-    raise AssertionError(
-        f"no {kind} of {site}: {launcher.stderr.read() if launcher.stderr else ''}"
-    )
-
-
 def the_rest(launcher: subprocess.Popen[str]) -> dict[str, Any]:
     """The last line of a launcher that is left to come to its end."""
     out, err = launcher.communicate(timeout=COMMAND_SECONDS)
@@ -77,11 +67,11 @@ def the_rest(launcher: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def test_a_mesh_gives_the_bytes_of_simulation_though_a_site_is_killed(bed: Bed) -> None:
-    write(bed, "mesh", epochs=6)
-    simulated = bed.launch("simulate", "--json").ok().json
+    write(bed, "mesh", epochs=20)
+    simulated = bed.simulate()
     with launched(bed, "mesh") as launcher:
-        wait_for(launcher, "epoch", "south")
-        bed.sites["south"].kill()
+        with Witness(bed.sites["south"], "mesh").held("train.1@south"):
+            bed.sites["south"].kill()
         start(bed, "south")
         done = the_rest(launcher)
     assert done["bundle_sha256"] == simulated["bundle_sha256"]
@@ -96,7 +86,7 @@ def test_a_mesh_gives_the_bytes_of_simulation_though_a_site_is_killed(bed: Bed) 
 @pytest.mark.full
 def test_a_ring_gives_the_bytes_of_simulation(bed: Bed) -> None:
     write(bed, "ring", "rounds = 2")
-    simulated = bed.launch("simulate", "--json").ok().json
+    simulated = bed.simulate()
     done = bed.launch("run", "--json", "--run", "ring").ok().json
     assert done["bundle_sha256"] == simulated["bundle_sha256"]
     assert (done["bytes_sent"], done["bytes_delivered"]) == (
@@ -109,7 +99,7 @@ def test_a_ring_gives_the_bytes_of_simulation(bed: Bed) -> None:
 @pytest.mark.full
 def test_groups_give_the_bytes_of_simulation(bed: Bed) -> None:
     write(bed, "superclients", 'groups = [["north", "south"], ["west"]]\nrounds = 2')
-    simulated = bed.launch("simulate", "--json").ok().json
+    simulated = bed.simulate()
     done = bed.launch("run", "--json", "--run", "groups").ok().json
     assert done["bundle_sha256"] == simulated["bundle_sha256"]
     assert {site["bundle_sha256"] for site in done["sites"]} == {simulated["bundle_sha256"]}
@@ -118,16 +108,13 @@ def test_groups_give_the_bytes_of_simulation(bed: Bed) -> None:
 @pytest.mark.full
 def test_a_mesh_goes_on_without_a_site_that_stays_away(bed: Bed) -> None:
     """Last: one daemon stays dead. Who is left has the mean of who is left."""
-    write(bed, "mesh", more=SKIP, epochs=6)
+    write(bed, "mesh", more=SKIP, epochs=20)
     with launched(bed, "skipped") as launcher:
-        wait_for(launcher, "epoch", "west")
-        bed.sites["west"].kill()
+        with Witness(bed.sites["west"], "skipped").held("train.1@west"):
+            bed.sites["west"].kill()
         done = the_rest(launcher)
     assert launcher.returncode == 20
     assert done["subset"] and done["contributors"] == ["north", "south"]
     assert {left["site"] for left in done["left_out"]} == {"west"}
-    text = bed.file.read_text()
-    without = text[: text.index('\n[[sites]]\nname = "west"')] + text[text.index("\n[task]") :]
-    bed.file.write_text(without)
-    assert done["bundle_sha256"] == bed.launch("simulate", "--json").ok().json["bundle_sha256"]
+    assert done["bundle_sha256"] == bed.simulate(without=("west",))["bundle_sha256"]
     assert not done["results_differ"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.support.testbed import Bed, Done, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Done, launched
 from tests.e2e.support.witness import Witness, wait_until
 
 NAMES = ("north", "south")
@@ -32,6 +32,8 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
         flags = ["--indices", f"parts/{name}.json", "--metrics", "0", "--log-format", "json"]
         following = site.start(*flags, *peer).address
     made.write_file()
+    text = made.file.read_text().replace("batch_size = 64", "batch_size = 4")
+    made.file.write_text(text)  # short epochs, but long enough to be held between two of them
     return made
 
 
@@ -43,7 +45,7 @@ class Scrapes:
         }
 
     def samples(self, site: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        with urllib.request.urlopen(f"http://{self._places[site]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self._places[site]}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -72,15 +74,14 @@ def killed(bed: Bed, scrapes: Scrapes) -> str:
     south = Witness(bed.sites["south"], RUN)
     with launched(bed, RUN) as launcher:
         look: Callable[[], bool] = lambda: scrapes.has_run("north", "fedelmy_epoch_loss", RUN)  # noqa: E731
-        wait_until(look, "loss of a run under way", 90, every=0.1)
-        wait_until(lambda: south.find("begun", "train"), "a trainer that trains", 90, every=0.02)
-        trainer = south.trainers()[0]
-        arguments = Path(f"/proc/{trainer.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        trainer.kill()
-        launcher.wait(120)
+        with south.held("train.2@south") as trainer:
+            wait_until(look, "loss of a run under way", every=0.1)
+            command = Path(f"/proc/{trainer.pid}/cmdline").read_bytes()
+            trainer.kill()
+        launcher.wait(COMMAND_SECONDS)
     for site in bed.sites.values():
-        wait_until(lambda site=site: Witness(site, RUN).state() == "done", "the end", 60, every=0.1)
-    return arguments
+        wait_until(lambda site=site: Witness(site, RUN).state() == "done", "the end", every=0.1)
+    return command.replace(b"\0", b" ").decode()
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +96,7 @@ def test_metrics_count_what_happened(bed: Bed, scrapes: Scrapes, run: str) -> No
     wait_until(
         lambda: scrapes.value("south", "fedelmy_runs_ended_total", state="done") == 1,
         "a fresh scrape",
-        10,
-        0.2,
+        every=0.2,
     )
     assert sent() == scrapes.value("south", "fedelmy_received_bytes_total", peer="north") > 1000
     for site in NAMES:

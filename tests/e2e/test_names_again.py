@@ -40,7 +40,7 @@ def test_a_refused_run_ends_when_its_name_is_used_again(bed: Bed) -> None:
         )
         time.sleep(0.2)
     result = bed.launch("run", "--plan", "plans", "--accepted", "north", "--json").ok().json
-    assert result["bundle_sha256"] == bed.launch("simulate", "--json").ok().json["bundle_sha256"]
+    assert result["bundle_sha256"] == bed.simulate()["bundle_sha256"]
     found = bed.launch("status", "again", "--json").ok().json
     assert found["over"] and {site["state"] for site in found["sites"].values()} == {"done"}
 

@@ -20,9 +20,9 @@ from fedelmy_node.identity import keystore
 from fedelmy_node.rpc.channel import open_channel
 from tests.e2e.support.fronts import Front
 from tests.e2e.support.proxy import CountingProxy
-from tests.e2e.support.testbed import Bed, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, launched
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
+pytestmark = pytest.mark.full
 BUNDLE = {"model": "mlp", "size": 160}
 """13 MB: more than what is lost with a connection, which is a window of 4 MiB."""
 KILL_AT, LOST_AT_MOST = 8_000_000, 6_000_000
@@ -91,7 +91,7 @@ def test_a_run_through_one_port_whose_proxy_dies_during_a_hand_over(scene: Scene
         scene.front.kill()
         way.bytes_per_second = None
         scene.front.start()
-        out, err = launcher.communicate(timeout=300)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 0, err
     moved = way.to_target - before
     result = json.loads(out.splitlines()[-1])
@@ -151,7 +151,8 @@ def test_a_silent_stream_outlives_a_proxy_that_waits_longer_than_pings_take(
     def listen(stub: health_pb2_grpc.HealthStub) -> None:
         with suppress(grpc.RpcError):
             for answer in stub.Watch(
-                health_pb2.HealthCheckRequest(service="fedelmy.v1.Transfer"), timeout=300
+                health_pb2.HealthCheckRequest(service="fedelmy.v1.Transfer"),
+                timeout=COMMAND_SECONDS,
             ):
                 heard.append(answer.status)
                 began.set()

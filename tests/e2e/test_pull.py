@@ -31,7 +31,7 @@ def test_a_run_with_a_site_that_cannot_be_called_gives_the_same_bytes(bed: Bed) 
     assert "clinic" in checked.out
     result = bed.launch("run", "--json", "--run", "pulled").ok().json
     assert result["contributors"] == ["north", "clinic", "west"]
-    assert result["bundle_sha256"] == bed.launch("simulate", "--json").ok().json["bundle_sha256"]
+    assert result["bundle_sha256"] == bed.simulate()["bundle_sha256"]
     clinic = bed.sites["clinic"]
     others = "".join(site.log.read_text() for name, site in bed.sites.items() if name != "clinic")
     assert clinic.address not in others + bed.file.read_text()
@@ -66,7 +66,7 @@ def test_a_site_that_no_operator_can_call_takes_part_with_a_plan_in_hand(bed: Be
     clinic.node("runs", "accept", str(bed.root / "rubbish.plan"), "--yes").failed("E-RUN-PLAN", 10)
     result = bed.launch("run", "--plan", "plans", "--accepted", "clinic", "--json").ok().json
     assert (result["run"], result["unheard"]) == (handed["run"], ["clinic"])
-    assert result["bundle_sha256"] == bed.launch("simulate", "--json").ok().json["bundle_sha256"]
+    assert result["bundle_sha256"] == bed.simulate()["bundle_sha256"]
     clinic.node(
         "model", "export", handed["run"], "--out", str(bed.root / "result.safetensors")
     ).ok()

@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched
 from tests.e2e.support.witness import Witness
 from tests.e2e.test_classes import write_folder
 
@@ -40,7 +40,7 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 
 @pytest.fixture(scope="module")
 def undisturbed(bed: Bed) -> str:
-    return str(bed.launch("simulate", "--json").ok().json["bundle_sha256"])
+    return str(bed.simulate()["bundle_sha256"])
 
 
 def wait_for(lines: IO[str] | None, site: str, kind: str) -> None:
@@ -60,10 +60,10 @@ def restart(site: Site, *arguments: str) -> None:
 def test_a_killed_daemon_goes_on_after_its_restart(bed: Bed, undisturbed: str) -> None:
     south = bed.sites["south"]
     with launched(bed, "killed") as launcher:
-        wait_for(launcher.stdout, "south", "epoch")
-        south.kill()
+        with Witness(south, "killed").held("train.2@south"):
+            south.kill()
         restart(south)
-        out, err = launcher.communicate(timeout=120)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
     assert result["bundle_sha256"] == undisturbed
@@ -71,21 +71,15 @@ def test_a_killed_daemon_goes_on_after_its_restart(bed: Bed, undisturbed: str) -
 
 
 def test_a_launcher_may_die_or_detach_and_follow_again(bed: Bed, undisturbed: str) -> None:
-    with launched(bed, "alone") as launcher:
-        wait_for(launcher.stdout, "north", "epoch")
-        launcher.send_signal(signal.SIGKILL)
-    witnesses = [Witness(site, "alone") for site in bed.sites.values()]
-    stopped = [trainer for witness in witnesses for trainer in witness.trainers()]
-    for trainer in stopped:
-        trainer.stop()  # the run must not end before the launcher detaches
-    with launched(bed, "alone") as launcher:
-        wait_for(launcher.stdout, "north", "epoch")
-        launcher.send_signal(signal.SIGINT)
-        _, err = launcher.communicate(timeout=30)
-        assert launcher.returncode == 130
-        assert "fedelmy-launch run --json --run alone" in err and "Traceback" not in err
-    for trainer in stopped:
-        trainer.go_on()
+    north = Witness(bed.sites["north"], "alone")
+    with launched(bed, "alone") as first, north.held("train.1@north"):
+        first.send_signal(signal.SIGKILL)
+        with launched(bed, "alone") as launcher:
+            wait_for(launcher.stdout, "north", "epoch")
+            launcher.send_signal(signal.SIGINT)
+            _, err = launcher.communicate(timeout=COMMAND_SECONDS)
+            assert launcher.returncode == 130
+            assert "fedelmy-launch run --json --run alone" in err and "Traceback" not in err
     result = bed.launch("run", "--json", "--run", "alone").ok().json
     assert (result["state"], result["bundle_sha256"]) == ("done", undisturbed)
 
@@ -94,9 +88,9 @@ def test_a_launcher_may_die_or_detach_and_follow_again(bed: Bed, undisturbed: st
 def test_a_failed_step_is_tried_again_once_its_cause_is_gone(bed: Bed, undisturbed: str) -> None:
     folder, hidden = bed.root / "folder", bed.root / "hidden"
     with launched(bed, "repaired") as launcher:
-        wait_for(launcher.stdout, "north", "epoch")
-        shutil.move(folder, hidden)
-        _, err = launcher.communicate(timeout=120)
+        with Witness(bed.sites["north"], "repaired").held("train.1@north"):
+            shutil.move(folder, hidden)
+        _, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 10
         assert "E-RUN-FAILED" in err and "E-DATA-MISSING" in err and "south" in err
     assert (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.support.gates import Gate
-from tests.e2e.support.testbed import Bed, Site, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched
 from tests.e2e.support.witness import Witness, wait_until
 
 SHUTDOWN_SECONDS = 15.0
@@ -34,7 +34,7 @@ class Hub:
         bed.write_file(
             size=32, addresses={name: f"{self.west.address}/{name}" for name in ("north", "clinic")}
         )
-        self.simulated = bed.launch("simulate", "--json").ok().json
+        self.simulated = bed.simulate()
 
     @property
     def west(self) -> Site:
@@ -59,7 +59,6 @@ def hub(make_bed: Callable[..., Bed]) -> Iterator[Hub]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_a_relay_that_is_killed_in_the_middle_of_a_hand_over_costs_seconds(hub: Hub) -> None:
     """West is no end of it: north hands over to clinic, and neither can be called."""
     with launched(hub.bed, "killed") as launcher:
@@ -76,14 +75,13 @@ def test_a_relay_that_is_killed_in_the_middle_of_a_hand_over_costs_seconds(hub: 
         hub.start_west()
         began = time.monotonic()
         wait_until(lambda: clinic.find("received"), "bundle at clinic")
-        assert time.monotonic() - began < 30  # a few seconds where nobody else uses the machine
-        out, err = launcher.communicate(timeout=240)
+        assert time.monotonic() - began < 120  # a few seconds where nobody else uses the machine
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 0, err
     assert hub.simulated["bundle_sha256"] in out.splitlines()[-1]
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_a_relay_shuts_down_in_its_usual_time_whoever_speaks_through_it(hub: Hub) -> None:
     """Also those who speak by way of it; and when it is there again, so are they."""
     hub.bed.file.write_text(hub.bed.file.read_text().replace("epochs = 2", "epochs = 100000"))

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.support.proxy import CountingProxy
-from tests.e2e.support.testbed import Bed, Done, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Done, launched
+from tests.e2e.support.witness import Witness
 from tests.support.browser import Visit, browser
 
 NAMES = ("north", "south", "west")
@@ -43,14 +44,10 @@ def reported(bed: Bed) -> Iterator[Done]:
         policy = f'seed = 3\non_unreachable = "skip"\npatience = "{PATIENCE_SECONDS:g}s"'
         bed.file.write_text(text.replace("seed = 3", policy))
         with launched(bed, "reported") as launcher:
-            assert launcher.stdout is not None
-            for line in launcher.stdout:
-                event: dict[str, Any] = json.loads(line).get("event", {})
-                if event.get("kind") == "epoch" and event["site"] == "north":
-                    break
-            south.kill()
-            link.cut_at(link.to_target + 20_000)
-            _, err = launcher.communicate(timeout=150)
+            with Witness(bed.sites["north"], "reported").held("train.1@north"):
+                south.kill()
+                link.cut_at(link.to_target + 20_000)
+            _, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 20, err
         assert link.cuts >= 1
         yield bed.launch("report", "--run", "reported")

@@ -9,14 +9,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from fedelmy_node.store.audit_check import entries, verify
-from tests.e2e.support.testbed import Bed, Site, launched
-from tests.e2e.support.witness import Witness, wait_until
-from tests.e2e.test_recovery import wait_for
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched
+from tests.e2e.support.witness import Trainer, Witness, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +23,21 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
     made.partition()
     made.start_chain()
     made.write_file()
-    made.file.write_text(made.file.read_text().replace("epochs = 2", "epochs = 8"))
+    made.file.write_text(made.file.read_text().replace("epochs = 2", "epochs = 20"))
     return made
 
 
 @pytest.fixture(scope="module")
 def undisturbed(bed: Bed) -> str:
-    return str(bed.launch("simulate", "--json").ok().json["bundle_sha256"])
+    return str(bed.simulate()["bundle_sha256"])
+
+
+@contextmanager
+def training(site: Site, run: str) -> Iterator[Trainer]:
+    """Its trainer is held in mid-training."""
+    number = list(site.bed.sites).index(site.name) + 1
+    with Witness(site, run).held(f"train.{number}@{site.name}") as trainer:
+        yield trainer
 
 
 def back_up(site: Site, name: str) -> Path:
@@ -61,12 +67,11 @@ def result(out: str) -> str:
 
 
 @contextmanager
-def a_run(bed: Bed, name: str, undisturbed: str) -> Iterator[IO[str]]:
+def a_run(bed: Bed, name: str, undisturbed: str) -> Iterator[None]:
     """A run that is followed, and has to end with the bytes of one that nothing happened to."""
     with launched(bed, name) as launcher:
-        assert launcher.stdout is not None
-        yield launcher.stdout
-        out, err = launcher.communicate(timeout=240)
+        yield
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 0, err
     assert result(out) == undisturbed
     for site in bed.sites.values():
@@ -75,17 +80,16 @@ def a_run(bed: Bed, name: str, undisturbed: str) -> Iterator[IO[str]]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_a_sender_that_forgot_what_it_sent_trains_again_and_changes_nothing(
     bed: Bed, undisturbed: str
 ) -> None:
     middle, south = bed.sites["middle"], bed.sites["south"]
-    with a_run(bed, "sender", undisturbed) as lines:
-        wait_for(lines, "middle", "epoch")
-        backup = back_up(middle, "sender")
-        wait_for(lines, "south", "epoch")
-        lose(middle)
-        restore(middle, backup)
+    with a_run(bed, "sender", undisturbed):
+        with training(middle, "sender"):
+            backup = back_up(middle, "sender")
+        with training(south, "sender"):
+            lose(middle)
+            restore(middle, backup)
     received = [event.data["edge"] for event in Witness(south, "sender").events(kind="received")]
     assert len(received) == len(set(received)) == 1
     acts = [(entry["act"], entry.get("facts", {})) for entry in entries(middle.state)]
@@ -94,35 +98,33 @@ def test_a_sender_that_forgot_what_it_sent_trains_again_and_changes_nothing(
     assert names[place - 1 : place + 2] == ["state-backed-up", "state-restored", "node-started"]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.full
 def test_a_receiver_that_forgot_what_it_received_is_given_it_again(
     bed: Bed, undisturbed: str
 ) -> None:
-    middle = bed.sites["middle"]
-    with a_run(bed, "receiver", undisturbed) as lines:
-        wait_for(lines, "north", "epoch")
-        backup = back_up(middle, "receiver")
-        wait_for(lines, "middle", "epoch")
-        lose(middle)
+    north, middle = bed.sites["north"], bed.sites["middle"]
+    with a_run(bed, "receiver", undisturbed):
+        with training(north, "receiver"):
+            backup = back_up(middle, "receiver")
+        with training(middle, "receiver") as trainer:
+            lose(middle)
+            trainer.kill()
         restore(middle, backup)
     resending = "middle has lost a bundle that it acknowledged; sending it again"
-    assert resending in bed.sites["north"].log.read_text()
+    assert resending in north.log.read_text()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.full
 def test_the_first_site_comes_back_from_before_its_own_training(bed: Bed, undisturbed: str) -> None:
-    north = bed.sites["north"]
-    with a_run(bed, "first", undisturbed) as lines:
-        wait_for(lines, "north", "epoch")
-        backup = back_up(north, "first")
-        wait_for(lines, "south", "epoch")
-        lose(north)
-        restore(north, backup)
+    north, south = bed.sites["north"], bed.sites["south"]
+    with a_run(bed, "first", undisturbed):
+        with training(north, "first"):
+            backup = back_up(north, "first")
+        with training(south, "first"):
+            lose(north)
+            restore(north, backup)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.full
 def test_a_site_that_knows_nothing_of_the_run_is_given_its_plan_again(
     bed: Bed, undisturbed: str
@@ -130,23 +132,22 @@ def test_a_site_that_knows_nothing_of_the_run_is_given_its_plan_again(
     """The backup is from before the run: the operator repeats the command that made it."""
     middle = bed.sites["middle"]
     backup = back_up(middle, "before")
-    with launched(bed, "unknown") as launcher:
-        wait_for(launcher.stdout, "middle", "epoch")
-        lose(middle)
+    with launched(bed, "unknown"):
+        with training(middle, "unknown") as trainer:
+            lose(middle)
+            trainer.kill()
         restore(middle, backup)
         assert Witness(middle, "unknown").state() == ""
     with a_run(bed, "unknown", undisturbed):
         pass
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.full
 def test_a_backup_from_the_middle_of_a_run_that_is_over_changes_nothing_elsewhere(
     bed: Bed, undisturbed: str
 ) -> None:
     middle = bed.sites["middle"]
-    with a_run(bed, "over", undisturbed) as lines:
-        wait_for(lines, "north", "epoch")
+    with a_run(bed, "over", undisturbed), training(bed.sites["north"], "over"):
         backup = back_up(middle, "over")
     others = [bed.sites[name] for name in ("north", "south")]
     before = [Witness(site, "over").events() for site in others]

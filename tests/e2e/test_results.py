@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from fedelmy_node.domain.federation import ModelSpec
 from fedelmy_node.training.models import build
 from tests.e2e.support.packages import importable, install_strategy
-from tests.e2e.support.testbed import Bed, Done, launched
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Done, launched
 from tests.e2e.support.witness import Witness, wait_until
 from tests.support.small_recipes import task
 
@@ -76,7 +76,7 @@ def head(bed: Bed) -> str:
 
 def run(bed: Bed, name: str) -> Any:
     with launched(bed, name) as launcher:
-        out, err = launcher.communicate(timeout=240)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 0, err
     return json.loads(out.splitlines()[-1])
 
@@ -90,7 +90,6 @@ def second_process(bed: Bed) -> bool:
     return False
 
 
-@pytest.mark.timeout(600)
 def test_a_head_has_the_bytes_of_simulation(bed: Bed) -> None:
     simulated = describe(bed, "fedseq", head(bed)).json
     found = run(bed, "head")
@@ -103,7 +102,6 @@ def test_a_head_has_the_bytes_of_simulation(bed: Bed) -> None:
     assert len(same) == len(backbone) - 2, "all but weight and bias of the head"
 
 
-@pytest.mark.timeout(600)
 def test_several_processes_train_a_head(bed: Bed) -> None:
     """Their sums of gradients are rounded differently from those of one process."""
     simulated = describe(bed, "fedseq", head(bed)).json
@@ -114,7 +112,7 @@ def test_several_processes_train_a_head(bed: Bed) -> None:
     with launched(bed, "processes") as launcher:
         wait_until(lambda: launcher.poll() is not None or second_process(bed), "second process")
         assert launcher.poll() is None, "train.2@south has two processes"
-        out, err = launcher.communicate(timeout=240)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
     assert launcher.returncode == 0, err
     found = json.loads(out.splitlines()[-1])
     assert found["bundle_bytes"] == simulated["bundle_bytes"] and not found["results_differ"]
@@ -124,7 +122,6 @@ def test_several_processes_train_a_head(bed: Bed) -> None:
     south.start("--indices", "parts/south.json", listen=south.address)
 
 
-@pytest.mark.timeout(600)
 def test_a_personal_result_stays_at_its_site(bed: Bed) -> None:
     simulated = describe(bed, "own").json
     found = run(bed, "own")

@@ -45,7 +45,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
             site.state = made.root / "sites" / f"secret-{name}"
             site.state.mkdir(parents=True)
             site.state.chmod(0o755)
-        made.provision()
+        made.provision(by_commands=True)
         for name, site in made.sites.items():
             data = made.root / "data" / f"DOE-JANE-1953-{name}"
             write_folder(data, range(10))

@@ -13,16 +13,16 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 
 from tests.e2e.support.releases import UnavailableError, install_last_release
-from tests.e2e.support.testbed import Bed, Site, launched, using
-from tests.e2e.support.witness import Witness, wait_until
+from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site, launched, using
+from tests.e2e.support.witness import Trainer, Witness
 
 NAMES = ("north", "south", "west")
 KINDS = {
@@ -66,9 +66,9 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 
 @pytest.fixture(scope="module")
 def undisturbed(bed: Bed) -> str:
-    """The result of this version; written for 40 epochs, so that there is time to interrupt them."""
+    """The result of this version; written for some epochs, to be interrupted in."""
     bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 40"))
-    return str(bed.launch("simulate", "--json").ok().json["bundle_sha256"])
+    return str(bed.simulate()["bundle_sha256"])
 
 
 def serve(bed: Bed, software: Mapping[str, Path | None]) -> None:
@@ -95,25 +95,11 @@ def start(bed: Bed, name: str, software: Path | None) -> None:
     site.start("--indices", f"parts/{name}.json", *peers, listen=site.address or "127.0.0.1:0")
 
 
-@contextmanager
-def held_in_training(site: Site) -> Iterator[None]:
-    """Its trainers are stopped once there is a checkpoint to go on from, so that what is done to it
+def held_in_training(site: Site) -> AbstractContextManager[Trainer]:
+    """Its trainer is stopped once there is a checkpoint to go on from, so that what is done to it
     comes in time.
     """
-    witness, step = Witness(site, "rolling"), f"train.{NAMES.index(site.name) + 1}@{site.name}"
-    checkpoints = witness.step_directory(step) / "checkpoints"
-    wait_until(lambda: any(checkpoints.glob("*.json")), f"checkpoint of {site.name}", every=0.001)
-    trainers = [
-        trainer for trainer in witness.trainers() if trainer.directory == checkpoints.parent
-    ]
-    for trainer in trainers:
-        trainer.stop()
-    assert trainers, f"{site.name} had trained before it could be held"
-    try:
-        yield
-    finally:
-        for trainer in trainers:
-            trainer.go_on()
+    return Witness(site, "rolling").held(f"train.{NAMES.index(site.name) + 1}@{site.name}")
 
 
 def refuse(site: Site, software: Path) -> None:
@@ -219,7 +205,6 @@ def test_both_versions_write_the_same_plans(bed: Bed, older: Path, tmp_path: Pat
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_both_versions_take_part_in_one_run(bed: Bed, older: Path, undisturbed: str) -> None:
     """Hand-overs from old to new and from new to old, whichever version the operator has."""
     serve(bed, {"north": older, "south": None, "west": older})
@@ -233,7 +218,6 @@ def test_both_versions_take_part_in_one_run(bed: Bed, older: Path, undisturbed: 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_sites_are_upgraded_while_they_train(bed: Bed, older: Path, undisturbed: str) -> None:
     """Every site from the last release to this version in mid-run, with runs of the last release in
     its journal.
@@ -259,7 +243,7 @@ def test_sites_are_upgraded_while_they_train(bed: Bed, older: Path, undisturbed:
         with held_in_training(west):
             west.kill()
         start(bed, "west", None)
-        out, err = launcher.communicate(timeout=300)
+        out, err = launcher.communicate(timeout=COMMAND_SECONDS)
         assert launcher.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["bundle_sha256"] == undisturbed
     for site in bed.sites.values():
@@ -277,7 +261,6 @@ def test_sites_are_upgraded_while_they_train(bed: Bed, older: Path, undisturbed:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_the_last_release_refuses_a_newer_journal_and_changes_nothing(
     bed: Bed, older: Path
 ) -> None:

@@ -32,6 +32,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 INPUTS = 60
 """Of each target; `make fuzz` tries thousands."""
+REFUSED_SECONDS = 10.0
+"""Of CPU time: what takes less than one is not slow, whatever the machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,7 @@ def test_the_largest_messages_are_refused_quickly() -> None:
         assert len(data) <= MESSAGE_BYTES
         begun = time.process_time()  # not the clock: others use this machine, too
         outcome = run(targets()[name], data)
-        if time.process_time() - begun > 2:
+        if time.process_time() - begun > REFUSED_SECONDS:
             slow[name, outcome] = time.process_time() - begun
     assert slow == {}
 
@@ -75,7 +77,7 @@ def test_a_plan_of_too_many_steps_is_refused_before_they_are_looked_at() -> None
     begun = time.process_time()
     with pytest.raises(RunError, match=r"E-RUN-PLAN.*steps has .* the limit is 1000"):
         read_slice(make())
-    assert time.process_time() - begun < 2
+    assert time.process_time() - begun < REFUSED_SECONDS
 
 
 def test_the_corpus_names_targets() -> None:

@@ -68,7 +68,7 @@ def serve() -> Iterator[Serve]:
             )
             server.add_generic_rpc_handlers((echo,))
             server.start()
-            running.callback(lambda: server.stop(0).wait(10))
+            running.callback(lambda: server.stop(0).wait(60))
             return address
 
         yield start

@@ -143,7 +143,7 @@ def test_runs_come_from_the_daemon(complete: Complete, state: Path) -> None:
 def test_where_there_is_nothing_it_says_nothing(complete: Complete, tmp_path: Path) -> None:
     begun = time.monotonic()
     assert complete("fedelmy-node", "runs", "show", "x", state=tmp_path / "none") == []
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
 
 
 def test_names_of_commands_import_no_command(shell: Path) -> None:

@@ -53,7 +53,7 @@ def server() -> Iterator[DashboardServer]:
 
 
 def listen(server: DashboardServer) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
     connection.request("GET", f"/{TOKEN}/events")
     return connection, connection.getresponse()
 
@@ -104,7 +104,7 @@ def test_a_stream_ends_with_the_dashboard(server: DashboardServer) -> None:
 def test_what_is_no_request_is_refused_in_plain_words(
     server: DashboardServer, request_line: str
 ) -> None:
-    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as caller:
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as caller:
         caller.sendall(f"{request_line}\r\nHost: localhost\r\n\r\n".encode())
         answer = b"".join(iter(lambda: caller.recv(65536), b""))
     head = answer.splitlines()[0]
@@ -124,7 +124,7 @@ def test_strangers_who_dawdle_do_not_keep_the_owner_out(server: DashboardServer)
             stranger.sendall(b"GET / HT")
         for _ in range(3):
             connection = http.client.HTTPConnection(
-                "127.0.0.1", server.server_address[1], timeout=10
+                "127.0.0.1", server.server_address[1], timeout=60
             )
             stack.callback(connection.close)
             connection.request("GET", f"/{TOKEN}/")

@@ -33,7 +33,7 @@ Serve = Callable[..., Address]
 
 def ask(channel: grpc.Channel, method: str = "Say", request: bytes = b"hello") -> bytes:
     with map_errors("south"):
-        answer: bytes = channel.unary_unary(f"/test.Echo/{method}")(request, timeout=10)
+        answer: bytes = channel.unary_unary(f"/test.Echo/{method}")(request, timeout=60)
         return answer
 
 
@@ -92,7 +92,7 @@ def test_without_tls_we_are_who_we_say(serve: Serve) -> None:
     with open_channel(serve(None), None, expect_role="site", insecure_name="site/north") as channel:
         assert ask(channel, "WhoAmI") == b"site/north"
         chat = channel.stream_stream("/test.Echo/Chat")
-        assert list(chat(iter([b"a", b"b"]), timeout=10)) == [b"a", b"b"]
+        assert list(chat(iter([b"a", b"b"]), timeout=60)) == [b"a", b"b"]
 
 
 def test_without_tls_nobody_listening_is_named(identities: Identities) -> None:
@@ -168,7 +168,7 @@ def test_an_idle_channel_may_ping(
     host, _, port = serve(identities["south"]).rpartition(":")
     context = handshake._tls_context(identities["north"])
     with (
-        socket.create_connection((host, int(port)), timeout=10) as plain,
+        socket.create_connection((host, int(port)), timeout=60) as plain,
         context.wrap_socket(plain) as connection,
     ):
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
@@ -198,7 +198,7 @@ def test_a_stopped_server_is_unreachable(identities: Identities) -> None:
     )
     server.start()
     with south(address, identities["north"]) as channel:
-        server.stop(0).wait(10)
+        server.stop(0).wait(60)
         with pytest.raises(FedelmyError, match="E-PEER-UNREACHABLE"):
             ask(channel)
 
@@ -220,7 +220,7 @@ def test_the_local_socket_is_private_and_answers(socket_path: Path) -> None:
         ask(channel)
     with pytest.raises(FedelmyError, match="E-STORE-LOCKED"):
         make_local_server(socket_path, interceptors=[])
-    server.stop(0).wait(10)
+    server.stop(0).wait(60)
     with pytest.raises(FedelmyError, match="E-STORE-DAEMON"):
         open_local_channel(socket_path)
 
@@ -233,7 +233,7 @@ def test_a_stale_socket_is_replaced(socket_path: Path) -> None:
     server = make_local_server(socket_path, interceptors=[])
     server.start()
     open_local_channel(socket_path).close()
-    server.stop(0).wait(10)
+    server.stop(0).wait(60)
 
 
 def test_another_file_in_the_sockets_place_stays(socket_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_deep_directory_is_no_obstacle(tmp_path: Path) -> None:
     try:
         assert path.is_socket()
         with open_local_channel(path) as channel:
-            grpc.channel_ready_future(channel).result(timeout=10)
+            grpc.channel_ready_future(channel).result(timeout=60)
     finally:
         server.stop(0).wait()
 

@@ -47,7 +47,7 @@ def listen() -> Iterator[Listen]:
 
             thread = threading.Thread(target=work)
             thread.start()
-            running.callback(thread.join, 10)
+            running.callback(thread.join, 60)
             running.callback(listener.close)
             running.callback(listener.shutdown, socket.SHUT_RDWR)
             return Address(f"127.0.0.1:{listener.getsockname()[1]}")
@@ -88,13 +88,13 @@ def speak(context: ssl.SSLContext, words: bytes) -> Callable[[socket.socket], No
     return answer
 
 
-def call(address: Address, identity: Identity, seconds: float = 10.0) -> Probed:
+def call(address: Address, identity: Identity, seconds: float = 60.0) -> Probed:
     with patch.object(handshake, "PROBE_SECONDS", seconds):
         return probe(address, identity, expect_site=SiteName("south"), expect_role="site")
 
 
 def refusal(
-    address: Address, identity: Identity, code: str, words: str, seconds: float = 10.0
+    address: Address, identity: Identity, code: str, words: str, seconds: float = 60.0
 ) -> FedelmyError:
     with pytest.raises(FedelmyError, match=words) as raised:
         call(address, identity, seconds)
@@ -108,7 +108,7 @@ def test_the_right_site_is_met(identities: Identities, serve: Serve) -> None:
     assert (probed.subject, probed.fingerprint) == (south.subject, south.fingerprint)
     assert (probed.certificate_pem, probed.not_after) == (south.certificate_pem, south.not_after)
     assert (probed.tls_version, probed.alpn) == ("TLSv1.3", "h2")
-    assert 0 < probed.seconds < 10
+    assert 0 < probed.seconds < 60
 
 
 def test_a_site_need_not_be_named(identities: Identities, serve: Serve) -> None:

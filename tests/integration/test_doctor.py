@@ -130,10 +130,10 @@ def test_a_site_that_is_well(north: Path, south: Node) -> None:
     assert list(way) == ["tcp", "tls", "alpn", "certificate", "version", "clock", "speed"]
     assert {finding["verdict"] for finding in way.values()} == {"ok"}
     assert (
-        way["speed"]["facts"]["bytes_per_second"] > 10**5
-        and way["speed"]["facts"]["round_trip_seconds"] < 5
+        way["speed"]["facts"]["bytes_per_second"] > 10**3
+        and way["speed"]["facts"]["round_trip_seconds"] < 60
     )
-    assert abs(way["clock"]["facts"]["skew_seconds"]) < 5
+    assert abs(way["clock"]["facts"]["skew_seconds"]) < 60
     assert {finding["verdict"] for finding in about(findings, "identity").values()} == {"ok"}
     assert sorted(path.relative_to(north) for path in north.rglob("*")) == before, (
         "the doctor changes nothing"

@@ -33,17 +33,17 @@ def dial(address: Address, identity: Identity) -> grpc.Channel:
 
 def ask(channel: grpc.Channel, method: str, request: bytes = b"hello") -> bytes:
     with map_errors("south"):
-        answer: bytes = channel.unary_unary(f"/test.Echo/{method}")(request, timeout=10)
+        answer: bytes = channel.unary_unary(f"/test.Echo/{method}")(request, timeout=60)
         return answer
 
 
 def all_kinds(channel: grpc.Channel) -> list[Callable[[], object]]:
     """One call of each of the four kinds."""
     return [
-        lambda: channel.unary_unary("/test.Echo/Say")(b"a", timeout=10),
-        lambda: list(channel.unary_stream("/test.Echo/Count")(b"a", timeout=10)),
-        lambda: channel.stream_unary("/test.Echo/Sum")(iter([b"a", b"b"]), timeout=10),
-        lambda: list(channel.stream_stream("/test.Echo/Chat")(iter([b"a", b"b"]), timeout=10)),
+        lambda: channel.unary_unary("/test.Echo/Say")(b"a", timeout=60),
+        lambda: list(channel.unary_stream("/test.Echo/Count")(b"a", timeout=60)),
+        lambda: channel.stream_unary("/test.Echo/Sum")(iter([b"a", b"b"]), timeout=60),
+        lambda: list(channel.stream_stream("/test.Echo/Chat")(iter([b"a", b"b"]), timeout=60)),
     ]
 
 
@@ -102,7 +102,7 @@ def test_the_metadata_of_a_secure_caller_is_not_looked_at(
     with dial(serve(identities["south"]), identities["north"]) as channel:
         call = channel.unary_unary("/test.Echo/WhoAmI")
         claimed = (("fedelmy-insecure-name", "operator/operator"),)
-        assert call(b"", metadata=claimed, timeout=10) == b"site/north"
+        assert call(b"", metadata=claimed, timeout=60) == b"site/north"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_without_tls_a_caller_must_say_who_it_is(serve: Serve, claims: tuple[str
         pytest.raises(FedelmyError),
         map_errors("south"),
     ):
-        channel.unary_unary("/test.Echo/WhoAmI")(b"", metadata=metadata, timeout=10)
+        channel.unary_unary("/test.Echo/WhoAmI")(b"", metadata=metadata, timeout=60)
 
 
 def raising(error: Exception) -> Mapping[str, Any]:
@@ -248,9 +248,9 @@ def test_a_sender_who_goes_away_is_no_fault(
     )
     with dial(address, identities["north"]) as channel:
         call = channel.stream_unary("/test.Echo/Receive").future(send(), timeout=30)
-        assert begun.wait(10)
+        assert begun.wait(60)
         call.cancel()
-        assert ended.wait(10)
+        assert ended.wait(60)
         release.set()
         assert ask(channel, "Say") == b"hello"
     assert caplog.text == ""

@@ -55,7 +55,7 @@ def who_am_i(address: Address, home: Path, rules: TrustRules = RULES, site: str 
     identity = keystore.load(home, rules)
     channel = open_channel(address, identity, expect_role="site", expect_site=SiteName(site))
     with channel, map_errors(site):
-        answer: bytes = channel.unary_unary("/test.Echo/WhoAmI")(b"", timeout=10)
+        answer: bytes = channel.unary_unary("/test.Echo/WhoAmI")(b"", timeout=60)
         return answer
 
 

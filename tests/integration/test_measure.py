@@ -36,9 +36,9 @@ def test_sites_and_operators_may_measure_without_a_run(door: Door, role: str) ->
         (CONTRACT,),
     )
     assert (
-        abs(found.skew_seconds) < 5
-        and 0 < found.round_trip_seconds < 5
-        and found.bytes_per_second > 10**5
+        abs(found.skew_seconds) < 60
+        and 0 < found.round_trip_seconds < 60
+        and found.bytes_per_second > 10**3
     )
 
 

@@ -72,7 +72,7 @@ def check(running: Running, identity: Identity, service: str = "fedelmy.v1.Contr
         running.node.address, identity, expect_role="site", expect_site=SiteName("south")
     ) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status)
+        return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=60).status)
 
 
 def probe(state: Path, *arguments: str) -> tuple[int, str]:
@@ -208,7 +208,7 @@ def test_administration_and_reflection_are_local(
         expect_site=SiteName("south"),
     ) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/fedelmy.v1.Admin/Health")(b"", timeout=10)
+            channel.unary_unary("/fedelmy.v1.Admin/Health")(b"", timeout=60)
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -43,8 +43,8 @@ def met(address: Address, me: Identity, site: str | None = None) -> str:
     expected = None if site is None else SiteName(site)
     channel: grpc.Channel = open_channel(address, me, expect_role="site", expect_site=expected)
     with channel, map_errors(site or address):
-        assert channel.unary_unary("/test.Echo/WhoAmI")(b"", timeout=10) == str(me.subject).encode()
-        named = channel.unary_unary("/test.Echo/Name")(b"", timeout=10)
+        assert channel.unary_unary("/test.Echo/WhoAmI")(b"", timeout=60) == str(me.subject).encode()
+        named = channel.unary_unary("/test.Echo/Name")(b"", timeout=60)
     return named.decode()  # type: ignore[no-any-return]
 
 

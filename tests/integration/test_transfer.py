@@ -317,7 +317,7 @@ def test_a_newer_stream_takes_over(south: South, bundle: Path) -> None:
     def slowly() -> Iterator[Block]:
         yield blocks[0]
         reached.set()
-        released.wait(10)
+        released.wait(60)
         yield from blocks[1:]
 
     outcome: list[object] = []
@@ -330,7 +330,7 @@ def test_a_newer_stream_takes_over(south: South, bundle: Path) -> None:
 
     thread = threading.Thread(target=old_stream)
     thread.start()
-    reached.wait(10)
+    reached.wait(60)
     first = south.inbox.begin(north, parcel.offer)
     assert first == 1
     receipt = south.inbox.receive(north, RUN, EDGE, parcel.offer.sha256, 1, iter(blocks[1:]))

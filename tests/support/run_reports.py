@@ -47,6 +47,7 @@ def make_report(
                 result={},
                 started_at=0.0,
                 ended_at=0.0,
+                needs=step.needs,
             )
             for step in mine.steps
         ),
@@ -69,6 +70,7 @@ def make_report(
         "bundle_bytes": 70,
         "federation": plan.federation,
         "neighbours": mine.neighbours,
+        "operations": mine.operations,
     }
     return RunReport(**(values | changes))
 

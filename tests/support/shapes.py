@@ -8,7 +8,7 @@ from typing import Any
 from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.plan import Plan
 from fedelmy_node.domain.plan_steps import Step
-from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN, Traits
 from tests.support.federations import make_plan
 
 
@@ -50,6 +50,15 @@ def mesh(*sites: str, rounds: int = 1) -> Plan:
             for site in sites
         ]
     return shaped(sites, steps + delivered({site: f"merge.{rounds}@{site}" for site in sites}))
+
+
+def star(*sites: str) -> Plan:
+    """All sites train, and the last one solves something on its samples, under other names."""
+    steps = [step("adapt", 1, site, visit=1) for site in sites]
+    steps.append(step("solve", 1, sites[-1], *(known.id for known in steps)))
+    plan = shaped(sites, steps + delivered({sites[-1]: steps[-1].id}))
+    operations = {"adapt": Traits(trains=True), "solve": Traits(gathers=True)}
+    return replace(plan, operations=operations, result="solve")
 
 
 def superclients(*groups: tuple[str, ...]) -> Plan:

@@ -12,7 +12,6 @@ from fedelmy_launcher.cli import options
 from fedelmy_node.cli.app import emit_json
 from fedelmy_node.domain.errors import EXIT_SUBSET
 from fedelmy_node.domain.events import EdgeState, StepState
-from fedelmy_node.domain.step_traits import TRAIN
 
 if TYPE_CHECKING:
     from fedelmy_launcher.control.sites import Sites
@@ -161,7 +160,7 @@ def _show_site(report: RunReport, current: RunStatus, progress: RunProgress) -> 
         note = current.note(report, step)
         if isinstance(accuracy, float):
             note = f"accuracy {percent(accuracy)}"
-        if step.state == StepState.RUNNING and step.kind == TRAIN:
+        if step.state == StepState.RUNNING:
             note = pace_text(progress.sites[report.site])
         click.echo(f"    {step.step:<28} {step.state:<8} {note}".rstrip())
     for edge in report.edges:

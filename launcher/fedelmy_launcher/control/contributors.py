@@ -14,7 +14,7 @@ from fedelmy_node.domain.artifact import Origin, Skip
 from fedelmy_node.domain.events import StepState
 from fedelmy_node.domain.names import RunId, SiteName, StepId, site_of
 from fedelmy_node.domain.reports import RunReport
-from fedelmy_node.domain.step_traits import DELIVER, MERGE, TRAIN, traits_of
+from fedelmy_node.domain.step_traits import DELIVER, Traits
 
 SKIPPED_BY_OTHERS: Final = "the other sites skipped it"
 
@@ -42,7 +42,14 @@ class Outline(Protocol):
     def federation(self) -> str: ...
     @property
     def steps(self) -> Sequence[OutlineStep]:
-        """In the order of training."""
+        """Inputs before outputs, in the order of training."""
+
+    @property
+    def operations(self) -> Mapping[str, Traits]:
+        """See `Slice`."""
+
+    def traits(self, step: StepId) -> Traits:
+        """The traits of a step's operation; the step may be unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +62,21 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A train or deliver step that the run skipped."""
+    """A step that the run skipped: one that trains, or a deliver step."""
 
     step: StepId
     by: str = ""
     """The site that skipped it; empty if unknown."""
     code: str = ""
     reason: str = SKIPPED_BY_OTHERS
+    trains: bool = False
 
     @property
     def site(self) -> SiteName:
         return site_of(self.step)
 
-    def encoded(self) -> dict[str, str]:
-        where = {"site": self.site, "step": self.step, "by": self.by}
+    def encoded(self) -> dict[str, Any]:
+        where = {"site": self.site, "step": self.step, "trains": self.trains, "by": self.by}
         return where | {"code": self.code, "reason": self.reason}
 
 
@@ -99,7 +107,7 @@ class Outcome:
         lines = []
         for site in dict.fromkeys(left.site for left in self.left_out):
             mine = [left for left in self.left_out if left.site == site]
-            trains = [left.step for left in mine if left.step.startswith(TRAIN)]
+            trains = [left.step for left in mine if left.trains]
             what = "its training is not in the result" if trains else "it did not get the result"
             if trains and site in self.contributors:
                 what = f"part of its training is not in the result ({', '.join(trains)})"
@@ -115,13 +123,14 @@ class Outcome:
 
 
 def outcome_of(
-    steps: Sequence[OutlineStep],
+    outline: Outline,
     states: Mapping[StepId, StepState],
     results: Mapping[SiteName, Result],
     origins: Mapping[SiteName, Origin],
     reported_skips: Iterable[Skip] = (),
 ) -> Outcome:
     """Combine the sites' step states, results, origins, and skips seen in events."""
+    steps = outline.steps
     groups: dict[str, list[SiteName]] = {}
     for site, known in results.items():
         groups.setdefault(known.sha256, []).append(site)
@@ -141,50 +150,59 @@ def outcome_of(
     known_skips = [skip for origin in origins.values() for skip in origin.skipped]
     for skip in [*reported_skips, *known_skips, *held.skipped]:
         reasons[skip.step] = LeftOut(skip.step, skip.by, skip.code, skip.message)
-    for step, cause in left_behind(steps, reasons).items():
+    for step, cause in left_behind(outline, reasons).items():
         reasons[step] = replace(reasons[cause], step=step)
-    train = [step for step in steps if step.kind == TRAIN]
+    training = [step for step in steps if outline.traits(step.id).trains]
+    trains = {step.id for step in training}
     # Until a result says where it comes from, everything done and not left out will be part of it.
     inside = set(held.contributors) or {*everywhere.contributors, *(done - set(reasons))}
     inside -= skipped  # a site knows best about its own steps
-    missing = {step.id for step in train if step.id not in inside}
+    missing = trains - inside
     missing |= {step.id for step in steps if step.kind == DELIVER and step.id not in done}
-    left_out = (reasons[each.id] for each in steps if each.id in missing and each.id in reasons)
+    left_out = (
+        replace(reasons[each.id], trains=each.id in trains)
+        for each in steps
+        if each.id in missing and each.id in reasons
+    )
     return Outcome(
-        contributors=tuple(dict.fromkeys(step.site for step in train if step.id in inside)),
+        contributors=tuple(dict.fromkeys(step.site for step in training if step.id in inside)),
         left_out=tuple(left_out),
         holders=tuple(holders),
         result=results[holders[0]] if holders else None,
-        results_differ=len(groups) > 1 and not is_personal(steps),
+        results_differ=len(groups) > 1 and not is_personal(outline),
     )
 
 
-def is_personal(steps: Sequence[OutlineStep]) -> bool:
+def is_personal(outline: Outline) -> bool:
     """Whether every site has a result of its own: no two are made in the same way.
 
     What reads the samples of its site is made nowhere else, whatever its inputs are.
     """
-    by_id = {step.id: step for step in steps}
-    found = [by_id.get(step.needs[0]) for step in steps if step.kind == DELIVER and step.needs]
+    by_id = {step.id: step for step in outline.steps}
+    found = [
+        by_id.get(step.needs[0]) for step in outline.steps if step.kind == DELIVER and step.needs
+    ]
     sources = [source for source in found if source is not None and source.kind != DELIVER]
     made = {
-        source.id if traits_of(source.id).reads_data else (source.kind, source.needs)
+        source.id if outline.traits(source.id).reads_data else (source.kind, source.needs)
         for source in sources
     }
     return len(found) > 1 and len(made) == len(sources) == len(found)
 
 
-def left_behind(steps: Iterable[OutlineStep], skipped: Container[StepId]) -> dict[StepId, StepId]:
-    """Steps that are impossible because an earlier merge of the same site was skipped, and which.
+def left_behind(outline: Outline, skipped: Container[StepId]) -> dict[StepId, StepId]:
+    """Steps that are impossible because an earlier one of the same site was skipped, and which.
 
-    The site that skipped a merge does not know the steps that depend on it.
+    Nothing replaces a merge, or another step with several inputs; and the site that skipped it does
+    not know the steps that depend on it.
     """
     found: dict[StepId, StepId] = {}
     without: dict[SiteName, StepId] = {}
-    for step in steps:
+    for step in outline.steps:
+        several = outline.traits(step.id).gathers or len(step.needs) > 1
         if step.site in without and step.id not in skipped:
             found[step.id] = without[step.site]
-        elif step.kind == MERGE and step.id in skipped:
+        elif several and step.id in skipped:
             without.setdefault(step.site, step.id)
     return found
 

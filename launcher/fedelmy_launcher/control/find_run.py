@@ -6,16 +6,16 @@ Every site knows the addresses of its neighbours, so one address is enough.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fedelmy_launcher.control.contributors import OutlineStep, knows_all_sites
+from fedelmy_launcher.control.contributors import Outline, knows_all_sites
 from fedelmy_launcher.control.sites import ASK_AGAIN, Refusal, Sites, refused
 from fedelmy_node.domain.errors import RunError
 from fedelmy_node.domain.events import RunState
 from fedelmy_node.domain.names import Address, RunId, SiteName, StepId, edge_ends, run_id, site_of
 from fedelmy_node.domain.reports import RunReport, RunSummary
-from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN, operation_of
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, Traits, operation_of, traits_of
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.rpc.channel import open_channel
 from fedelmy_node.rpc.clients import OperatorClient
@@ -25,7 +25,7 @@ _NO_RUN: Final = (
 )
 _MAX_SITES: Final = 10_000
 """The limit of a federation: invented neighbours must not keep the search going forever."""
-_ORDER: Final = {TRAIN: 0, MERGE: 0, DELIVER: 1, EVALUATE: 2}
+_LAST: Final = {DELIVER: 1, EVALUATE: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ReportedStep:
     site: SiteName
     kind: str
     needs: tuple[StepId, ...] = ()
-    """Inputs from other sites, and those that neighbours report."""
+    """Those that its site or a neighbour reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,11 @@ class ReportedRun:
     federation: str
     steps: tuple[ReportedStep, ...]
     """In order of training, then of delivery."""
+    operations: Mapping[str, Traits] = field(default_factory=dict)
+    """Those that the plan declares; empty also if the sites' software is older."""
+
+    def traits(self, step: StepId) -> Traits:
+        return traits_of(step, self.operations)
 
 
 def find_run(sites: Sites, name: str | None, federation: str | None) -> RunId:
@@ -107,19 +112,25 @@ def discover(sites: Sites, run: RunId) -> tuple[dict[SiteName, RunReport], list[
 
 
 def reported_run(
-    run: RunId, reports: Mapping[SiteName, RunReport], known: Iterable[OutlineStep] = ()
+    run: RunId, reports: Mapping[SiteName, RunReport], known: Outline | None = None
 ) -> ReportedRun:
-    """The outline of a run from at least one report; `known`: steps found before."""
+    """The outline of a run from at least one report; `known`: what was found before."""
     federation = next((report.federation for report in reports.values() if report.federation), "")
-    steps = {step.id: ReportedStep(step.id, step.site, step.kind, step.needs) for step in known}
+    found = known.steps if known else ()
+    steps = {step.id: ReportedStep(step.id, step.site, step.kind, step.needs) for step in found}
+    operations = dict(known.operations) if known else {}
     for report in reports.values():
+        operations = {**report.operations, **operations}
         for step in _steps(report):
             before = steps.get(step.id, step)
             # Both ends of an edge report it; a site knows no steps beyond its neighbours.
             steps[step.id] = replace(step, needs=tuple(dict.fromkeys([*before.needs, *step.needs])))
     if reports and knows_all_sites(reports):  # other reported steps do not exist
         steps = {step.id: step for step in steps.values() if step.site in reports}
-    return ReportedRun(run, federation, tuple(sorted(steps.values(), key=_place)))
+    for report in reports.values():
+        own = {step.step: step.needs for step in report.steps if step.needs}
+        steps |= {step: replace(steps[step], needs=needs) for step, needs in own.items()}
+    return ReportedRun(run, federation, tuple(_in_order(steps.values(), operations)), operations)
 
 
 def _steps(report: RunReport) -> Iterator[ReportedStep]:
@@ -139,8 +150,25 @@ def _steps(report: RunReport) -> Iterator[ReportedStep]:
             yield ReportedStep(step, site_of(step), kind, tuple(needs.get(step, ())))
 
 
-def _place(step: ReportedStep) -> tuple[int, int, bool, StepId]:
-    """A sort key: topologies number inputs before outputs; a merge follows its train steps."""
-    number = step.id.partition(".")[2].partition("@")[0]
-    place = int(number) if number.isdigit() and len(number) < 10 else 0
-    return _ORDER[step.kind], place, step.kind == MERGE, step.id
+def _in_order(
+    steps: Iterable[ReportedStep], operations: Mapping[str, Traits]
+) -> Iterator[ReportedStep]:
+    """Sort by the numbers of the steps, and put known inputs before outputs, whatever the numbers.
+
+    A site may report needs that form a cycle: each step comes once nevertheless.
+    """
+
+    def place(step: ReportedStep) -> tuple[int, int, bool, StepId]:
+        number = step.id.partition(".")[2].partition("@")[0]
+        after = _LAST.get(step.kind, 0)
+        return after, int(number), not traits_of(step.id, operations).trains, step.id
+
+    ahead = {step.id: step for step in sorted(steps, key=place)}
+    for step in list(ahead.values()):
+        pending = [step] if ahead.pop(step.id, None) else []
+        while pending:
+            need = next((need for need in pending[-1].needs if need in ahead), None)
+            if need is None:
+                yield pending.pop()
+            else:
+                pending.append(ahead.pop(need))

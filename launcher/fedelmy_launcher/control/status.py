@@ -51,7 +51,7 @@ class RunStatus:
             if step.kind == DELIVER and step.state == StepState.DONE
         }
         origins = {site: report.origin for site, report in reports.items()}
-        self.outcome = outcome_of(self._steps, states, results, origins)
+        self.outcome = outcome_of(outline, states, results, origins)
         self.contradictions = contradictions_of(reports)
         self._left_out = {left.step: left for left in self.outcome.left_out}
 

@@ -9,7 +9,6 @@ from typing import Any
 from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_node.domain.event_data import is_count, is_square
 from fedelmy_node.domain.events import Event, EventKind, StepState
-from fedelmy_node.domain.step_traits import TRAIN
 
 
 class Measures:
@@ -17,12 +16,13 @@ class Measures:
 
     def __init__(self, progress: RunProgress) -> None:
         self._progress = progress
-        self._train = {step.id for step in progress.steps if step.kind == TRAIN}
         self._distances: list[list[float]] | None = None
-        """In the pool of the last finished train step."""
+        """In the pool of the last finished step that trains."""
 
     def add(self, event: Event) -> None:
-        if event.kind != EventKind.STEP or event.step not in self._train:
+        if event.kind != EventKind.STEP or event.step is None:
+            return
+        if not self._progress.traits(event.step).trains:
             return
         result = event.data.get("result")
         if event.data.get("state") == StepState.DONE and isinstance(result, Mapping):

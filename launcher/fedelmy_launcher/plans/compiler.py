@@ -111,11 +111,21 @@ def _check_keeper(federation: Federation, keeper: SiteName) -> None:
 def _check_skippable(plan: Plan) -> None:
     skippable = [site.site for site in plan.sites if site.absence.on_unreachable == "skip"]
     operations = operations_of(plan.recipe.strategy.name)
-    used = {step.kind for step in plan.steps if step.site in skippable} & operations.keys()
-    if fixed := sorted(name for name in used if not operations[name].is_replaceable):
-        names, strategy = ", ".join(skippable), plan.recipe.strategy.name
+    fixed = [
+        step
+        for step in plan.steps
+        if step.site in skippable
+        and step.id in plan.feeding_others
+        and step.kind in operations
+        and not operations[step.kind].is_replaceable
+    ]
+    if fixed:
+        names, strategy = (
+            ", ".join(dict.fromkeys(step.site for step in fixed)),
+            plan.recipe.strategy.name,
+        )
         message = (
-            f"strategy {strategy!r} cannot continue without operation {fixed[0]!r}, so {names}"
+            f"strategy {strategy!r} cannot continue without operation {fixed[0].kind!r}, so {names}"
         )
         hint = f'Set on_unreachable = "wait" or "abort" for {names}.'
         raise ConfigError("E-CONFIG-VALUE", f"{message} cannot be skipped", hint=hint)

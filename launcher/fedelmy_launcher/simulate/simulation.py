@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fedelmy_node.domain.errors import DataError
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
@@ -18,7 +20,9 @@ from fedelmy_node.domain.plan_steps import Edge, Step, in_order
 from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, STATE, operation_of
 from fedelmy_node.store.durable_files import cannot_write, file_sha256
 from fedelmy_node.training.data import parse_source
-from fedelmy_node.training.job import DataSpec, Input, Job, Outcome
+from fedelmy_node.training.job import CacheSpec, DataSpec, Input, Job, Outcome
+
+_FEATURES_BYTES: Final = 4 << 30
 
 
 def data_of(federation: Federation) -> Mapping[SiteName, DataSpec]:
@@ -55,6 +59,7 @@ class Simulation:
         self._emit = emit
         self._code = tuple(code)
         self._weights = weights
+        self._features: CacheSpec | None = None
         self._seq = 0
         self._bundles: dict[StepId, tuple[Path, str, int]] = {}
         self._states: dict[StepId, tuple[Path, str]] = {}
@@ -66,9 +71,15 @@ class Simulation:
     def run(self) -> None:
         """Execute every step, inputs before outputs."""
         from fedelmy_node.training.data.source_cache import cached_sources
+        from fedelmy_node.training.models import build
 
-        with cached_sources():  # the sites often share one source
+        recipe = self._plan.recipe
+        build(recipe.model, recipe.task, None, code=self._code)  # tests it, as every site does
+        # The sites often share one source; a site that trains again has the same features.
+        with cached_sources(), tempfile.TemporaryDirectory(prefix="fedelmy-") as directory:
+            self._features = CacheSpec(directory=Path(directory), limit_bytes=_FEATURES_BYTES)
             self._run()
+            self._features = None
 
     def _run(self) -> None:
         sites = dict.fromkeys(step.site for step in self._plan.steps)
@@ -106,6 +117,8 @@ class Simulation:
         job = self._job(step.kind, step.site, step.visit, output)
         if output is not None and traits.keeps_state:
             job = replace(job, state=output.with_name("state.safetensors"))
+        if traits.from_secret:
+            job = replace(job, secret=secrets.token_hex(32))
         inputs = tuple(self._input(step, need) for need in step.needs)
         emit = partial(self._event, step.site, step.id)
         outcome = self._execute(job, (*inputs, *self._state_for(step)), emit)
@@ -117,7 +130,13 @@ class Simulation:
 
     def _input(self, step: Step, need: StepId) -> Input:
         path, sha256, _ = self._bundles[need]
-        return Input(path, sha256, operation=operation_of(need), role=step.role_of(need))
+        return Input(
+            path,
+            sha256,
+            operation=operation_of(need),
+            role=step.role_of(need),
+            contributors=tuple(sorted(self._contributors[need])),
+        )
 
     def _trained_by(self, step: Step) -> set[StepId]:
         """The steps that contributed to the output of a step."""
@@ -148,6 +167,7 @@ class Simulation:
             features=self._plan.recipe.features,
             code=self._code,
             weights=self._weights,
+            feature_cache=self._features,
         )
 
     @staticmethod

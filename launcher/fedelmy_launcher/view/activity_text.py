@@ -15,10 +15,9 @@ from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_launcher.view.site_progress import UNASKED, Handover, SiteProgress
 from fedelmy_node.domain.events import RunState, StepState
 from fedelmy_node.domain.names import StepId, site_of
-from fedelmy_node.domain.step_traits import DELIVER, MERGE, TRAIN
+from fedelmy_node.domain.step_traits import DELIVER, MERGE
 from fedelmy_node.domain.text import bytes_text, duration_text
 
-_PRODUCES_MODEL: Final = (TRAIN, MERGE)
 _BEFORE_START: Final[Mapping[str, list[str]]] = {
     "asking": ["asked to take part", "asked"],
     RunState.PENDING: [
@@ -152,8 +151,9 @@ def _waiting(progress: RunProgress, site: SiteProgress, now: float) -> list[str]
             "waiting for the result",
             "waiting for result",
         ]
-    if step.kind == MERGE and len(step.needs) > 1:
-        here = f"has {len(step.needs) - len(needs)} of {len(step.needs)} models"
+    if len(step.needs) > 1:
+        inputs = "models" if step.kind == MERGE else "inputs"
+        here = f"has {len(step.needs) - len(needs)} of {len(step.needs)} {inputs}"
         return [f"{here}, waiting for {names}", f"{here}, waiting", here]
     if len(others) > 1 or others[0] not in progress.sites:
         many = f"waiting for {len(others)} sites" if len(others) > 1 else "waiting"
@@ -178,14 +178,14 @@ def _reasons(
         else:
             yield f" (sending, {100 * handovers[0].share:.0f}%)"
             yield f" ({100 * handovers[0].share:.0f}%)"
-    elif other.doing in ("warm-up", "training", "loading", "queued", "merging"):
+    elif other.doing:
         left = other.seconds_left(now)
         if left is None:
             yield f" ({other.doing})"
         else:
             yield f" ({other.doing}, about {duration_text(left)})"
             yield f" (about {duration_text(left)})"
-    elif (step := progress.next_step(other.site)) is not None and not other.doing:
+    elif (step := progress.next_step(other.site)) is not None:
         needs = list(dict.fromkeys(site_of(need) for need in progress.needs_of(step)))
         if len(needs) == 1:
             yield f", which is itself waiting for {needs[0]}"
@@ -199,7 +199,7 @@ class Forecast:
 
     seconds: float
     guessed: int
-    """Train steps that have not started; their duration is the mean of the known ones."""
+    """Steps that train and have not started; their duration is the mean of the known ones."""
 
     def sentence(self) -> str:
         about = f"about {duration_text(self.seconds)} of training left"
@@ -207,15 +207,16 @@ class Forecast:
 
 
 def training_left(progress: RunProgress, now: float) -> Forecast | None:
-    """The longest path through the remaining train steps; None until a duration is known.
+    """The longest path through the remaining steps that train; None until a duration is known.
 
-    Merges take moments and count as zero.
+    Other operations count as zero: a merge takes moments, and nothing is known of the rest.
     """
     over = (StepState.DONE, StepState.SKIPPED)
     states = {step.id: progress.state_of(step.id) for step in progress.steps}
-    ahead = [s for s in progress.steps if s.kind in _PRODUCES_MODEL and states[s.id] not in over]
-    train = {step.id: step for step in ahead if step.kind == TRAIN}
-    known = [progress.seconds_of(step.id) for step in progress.steps if step.kind == TRAIN]
+    trains = {step.id for step in progress.steps if progress.traits(step.id).trains}
+    ahead = [s for s in progress.steps if s.kind != DELIVER and states[s.id] not in over]
+    train = {step.id: step for step in ahead if step.id in trains}
+    known = [progress.seconds_of(step) for step in trains]
     taken = [seconds for seconds in known if seconds is not None]
     left: dict[StepId, float] = {}
     for step in train.values():

@@ -1,33 +1,33 @@
 """A run as a graph of sites: its shape, and the layout of a picture of it.
 
-A chain fills rows in alternating directions, a ring and a mesh are circles, groups get their own
-rows. An edge to a site that is not the neighbour curves to its left: edges in opposite directions
+A chain fills rows in alternating directions, a ring and a mesh are circles, a star is a circle
+around the site that collects, groups get their own rows. An edge to a site that is not the neighbour curves to its left: edges in opposite directions
 never overlap, an edge that bypasses a site passes above it, and the result returns below.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from fedelmy_launcher.control.contributors import OutlineStep
+from fedelmy_launcher.control.contributors import Outline
 from fedelmy_node.domain.names import site_of
-from fedelmy_node.domain.step_traits import MERGE, TRAIN
 
-Kind = Literal["line", "ring", "mesh", "groups"]
+Kind = Literal["line", "ring", "mesh", "star", "groups"]
 MAX_LINKS: Final = 1000
 """Planned edges listed in a history; a larger mesh is drawn from its transfers."""
 Link = tuple[str, str]
 
 
-def shape_of(steps: Iterable[OutlineStep]) -> dict[str, Any]:
+def shape_of(outline: Outline) -> dict[str, Any]:
     """`kind`, `groups` (sites in training order) and `links` (pairs of sender and receiver)."""
-    made = [step for step in steps if step.kind in (TRAIN, MERGE)]
+    traits = {step.id: outline.traits(step.id) for step in outline.steps}
+    made = [s for s in outline.steps if traits[s.id].has_output and not traits[s.id].passes_on]
     sites = list(dict.fromkeys(step.site for step in made))
-    kinds = {step.id: step.kind for step in made}
+    gathering = {step.id for step in made if traits[step.id].gathers or len(step.needs) > 1}
     chained: dict[Link, None] = {}
     merged: dict[Link, None] = {}
     for step in made:
@@ -35,15 +35,21 @@ def shape_of(steps: Iterable[OutlineStep]) -> dict[str, Any]:
             link = (site_of(need), step.site)
             if link[0] == link[1] or link[0] not in sites:
                 continue
-            both = {step.kind, kinds.get(need, TRAIN)}
-            (chained if both == {TRAIN} else merged)[link] = None
+            (merged if gathering & {step.id, need} else chained)[link] = None
+    merged = {link: None for link in merged if link not in chained}
     groups = _groups(sites, chained)
     links = list(dict.fromkeys([*chained, *merged]))
     return {
-        "kind": _kind(sites, chained, bool(merged), groups),
+        "kind": _kind(sites, chained, merged, groups),
         "groups": groups,
         "links": [list(link) for link in links[:MAX_LINKS]],
     }
+
+
+def hub_of(links: Sequence[Sequence[str]]) -> str | None:
+    """The only site that several others send to, or that sends to several others."""
+    common = set(links[0]).intersection(*links) if len(links) > 1 else set()
+    return common.pop() if len(common) == 1 else None
 
 
 def line_of(names: Sequence[str]) -> dict[str, Any]:
@@ -53,10 +59,17 @@ def line_of(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _kind(
-    sites: Sequence[str], chained: Mapping[Link, None], merges: bool, groups: list[list[str]]
+    sites: Sequence[str],
+    chained: Mapping[Link, None],
+    merged: Mapping[Link, None],
+    groups: list[list[str]],
 ) -> Kind:
-    if merges:
-        return "groups" if any(len(group) > 1 for group in groups) else "mesh"
+    if merged and (len(groups) == 1 or (len(merged) == 1 and not chained)):
+        return "line"
+    if merged:
+        is_star = not chained and hub_of(list(merged)) is not None
+        several = any(len(group) > 1 for group in groups)
+        return "star" if is_star else "groups" if several else "mesh"
     leaves, enters = [sender for sender, _ in chained], [receiver for _, receiver in chained]
     if len(set(leaves)) < len(leaves) or len(set(enters)) < len(enters):
         return "mesh"
@@ -165,6 +178,11 @@ def picture_of(shape: Mapping[str, Any], names: Sequence[str], large: Look, smal
     if shape["kind"] in ("ring", "mesh") and len(names) > _ROUND_LEAST:
         places = _circle(names, look, is_small)
         links = list(pairwise([*names, names[0]])) if shape["kind"] == "ring" else []
+    elif shape["kind"] == "star" and (hub := hub_of(shape["links"])) in names:
+        # A quarter: nobody is straight above or below, where names are written.
+        places = _circle([name for name in names if name != hub], look, is_small, begin=0.25)
+        places[str(hub)] = Place(0.0, 0.0)
+        links = [(sender, receiver) for sender, receiver in shape["links"]]
     else:
         known = {name for group in shape["groups"] for name in group}
         groups = [[name for name in group if name in names] for group in shape["groups"]]
@@ -188,8 +206,10 @@ def _rows(groups: Sequence[Sequence[str]], look: Look) -> dict[str, Place]:
     return places
 
 
-def _circle(names: Sequence[str], look: Look, is_small: bool) -> dict[str, Place]:
-    """Clockwise from the top."""
+def _circle(
+    names: Sequence[str], look: Look, is_small: bool, begin: float = 0.0
+) -> dict[str, Place]:
+    """Clockwise from the top, or from a part of the distance between two sites after it."""
     many = len(names)
     apart = 2.6 * look.half_height if is_small else look.step_y
     high = max(apart * many / (2 * math.pi), 1.1 * apart)
@@ -197,7 +217,7 @@ def _circle(names: Sequence[str], look: Look, is_small: bool) -> dict[str, Place
     wide = high if is_small or look.round else high * 1.6
     places = {}
     for number, name in enumerate(names):
-        turn = 2 * math.pi * number / many
+        turn = 2 * math.pi * (number + begin) / many
         angle = math.degrees(turn) - 90 if is_small else None
         places[name] = Place(wide * math.sin(turn), -high * math.cos(turn), angle)
     return places

@@ -25,7 +25,7 @@ from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId, edge_ends, site_of
 from fedelmy_node.domain.plan_steps import MAX_STEPS
 from fedelmy_node.domain.reports import RunReport
-from fedelmy_node.domain.step_traits import DELIVER, TRAIN, operation_of
+from fedelmy_node.domain.step_traits import DELIVER, Traits
 from fedelmy_node.domain.text import clean
 
 
@@ -36,7 +36,6 @@ class RunProgress:
         """`began_before`: only the events tell when the run began."""
         self.run = outline.run
         self.federation = outline.federation
-        self.steps: Sequence[OutlineStep] = ()
         self.sites: dict[SiteName, SiteProgress] = {}
         self.lock: Final = threading.RLock()
         """Guards changes here and reads from other threads."""
@@ -57,7 +56,7 @@ class RunProgress:
         """Add newly discovered steps of the same run; return the sites that are new."""
         with self.lock:
             known = self.sites
-            self.steps = outline.steps
+            self.outline = outline
             self._by_id = {step.id: step for step in outline.steps}
             self._steps_at: dict[SiteName, list[OutlineStep]] = {}
             for step in outline.steps:
@@ -65,6 +64,15 @@ class RunProgress:
             names = dict.fromkeys([*self._steps_at, *known])
             self.sites = {site: known.get(site) or SiteProgress(site=site) for site in names}
             return [site for site in self.sites if site not in known]
+
+    @property
+    def steps(self) -> Sequence[OutlineStep]:
+        """Inputs before outputs."""
+        return self.outline.steps
+
+    def traits(self, step: StepId) -> Traits:
+        """The traits of a step's operation."""
+        return self.outline.traits(step)
 
     @property
     def seconds(self) -> float:
@@ -84,7 +92,7 @@ class RunProgress:
             site = self.sites[event.site]
             if not self._has_room(event.step):
                 return False
-            site.add(event, self._kind_of(event.step) if event.step else None)
+            site.add(event, self.traits(event.step) if event.step else None)
             match event.kind:
                 case EventKind.RUN:
                     self._ended = time.monotonic() if self.is_done else None
@@ -145,8 +153,9 @@ class RunProgress:
         return next((step for step in mine if self.state_of(step.id) not in over), None)
 
     def visits_of(self, site: SiteName) -> tuple[int, int]:
-        """A site's finished train steps, and all of them."""
-        mine = [step.id for step in self._steps_at.get(site, ()) if step.kind == TRAIN]
+        """A site's finished steps that train, and all of them."""
+        known = self._steps_at.get(site, ())
+        mine = [step.id for step in known if self.traits(step.id).trains]
         over = (StepState.DONE, StepState.SKIPPED)
         return sum(self.state_of(step) in over for step in mine), len(mine)
 
@@ -167,10 +176,6 @@ class RunProgress:
                 found[need] = None
         return list(found)
 
-    def _kind_of(self, step: StepId) -> str | None:
-        known = self._by_id.get(step)
-        return known.kind if known else operation_of(step)
-
     def _received(self, event: Event) -> None:
         edge = event.data.get("edge")
         if isinstance(edge, str):
@@ -190,10 +195,9 @@ class RunProgress:
             self._mark()
 
     def _mark(self) -> None:
-        out = {left.step for left in self.outcome().left_out}
+        out = {left.site for left in self.outcome().left_out if left.trains}
         for name, site in self.sites.items():
-            mine = self._steps_at.get(name, ())
-            site.skipped = any(step.id in out for step in mine if step.kind == TRAIN)
+            site.skipped = name in out
 
     @property
     def has_ended(self) -> bool:
@@ -212,9 +216,10 @@ class RunProgress:
         mine = [step for step in self.steps if step.site == site]
         origins = self._origins.values()
         skipped = {*self._around, *(skip.step for origin in origins for skip in origin.skipped)}
-        skipped |= left_behind(self.steps, skipped).keys()
+        skipped |= left_behind(self.outline, skipped).keys()
         inside = {step for origin in origins for step in origin.contributors}
-        trained = all(step.id in skipped | inside for step in mine if step.kind == TRAIN)
+        training = [step.id for step in mine if self.traits(step.id).trains]
+        trained = all(step in skipped | inside for step in training)
         undelivered = all(step.id in skipped for step in mine if step.kind == DELIVER)
         return bool(mine) and trained and (undelivered or even_evaluation)
 
@@ -223,7 +228,7 @@ class RunProgress:
         sites = self.sites.values()
         results = {site.site: Result(site.sha256, site.size) for site in sites if site.sha256}
         known = [skip for step, skip in self._around.items() if step in self._by_id]
-        return outcome_of(self.steps, self._states, results, self._origins, known)
+        return outcome_of(self.outline, self._states, results, self._origins, known)
 
     def contradictions(self) -> tuple[str, ...]:
         """Statements about the model that other sites or the plan contradict."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from fedelmy_node.domain.event_text import narrate
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId
-from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, Traits, operation_of
 from fedelmy_node.domain.text import clean
 
 LOSSES: Final = 20
@@ -20,8 +20,13 @@ _MOST_PEERS: Final = 1000
 _MOST_HANDOVERS: Final = 1000
 _SPEED_EVENTS: Final = 6
 """Window for a hand-over's speed; events come about once a second."""
-_FIRST_ACTIVITY: Final[Mapping[str | None, str]] = {EVALUATE: "evaluating", MERGE: "merging"}
-"""Other steps load first."""
+
+
+def activity_of(step: StepId, traits: Traits) -> str:
+    """What a site does while it computes a step."""
+    operation = operation_of(step)
+    known = {EVALUATE: "evaluating", MERGE: "merging"}
+    return "training" if traits.trains else known.get(operation, operation)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,7 +90,13 @@ class SiteProgress:
     skipped: bool = False
     """The run continued without its training."""
     doing: str = ""
-    """queued, loading, warm-up, training, merging, evaluating; empty: nothing."""
+    """queued, loading, warm-up, training, merging, evaluating, or the name of another operation;
+    empty: nothing.
+    """
+    loop: str = ""
+    """The progress of a loop of its operation; empty outside."""
+    is_fitting: bool = False
+    """Whether the following values are about what it is doing, or about an earlier step."""
     member: int = 0
     """The pool member in training; 0: warm-up or nothing."""
     members: int = 0
@@ -93,7 +104,7 @@ class SiteProgress:
     epoch: int = 0
     epochs: int = 0
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES))
-    """Of the last epochs of the current step."""
+    """Of the last epochs of the same step."""
     loss: float | None = None
     validation: float | None = None
     """Accuracy on the validation data after the last epoch."""
@@ -107,7 +118,7 @@ class SiteProgress:
     handovers: dict[str, Handover] = field(default_factory=dict)
     """In progress, by edge: a neighbour may need the output of several steps."""
     seconds: float = 0.0
-    """Spent in train steps."""
+    """Spent in steps that train."""
     evaluation: Mapping[str, Any] | None = None
     """Disclosed counts and metrics of the evaluate step; None: not evaluated."""
     sha256: str = ""
@@ -122,6 +133,8 @@ class SiteProgress:
     """When steps began, by the site's clock."""
     took: dict[StepId, float] = field(default_factory=dict)
     """Durations of finished steps in seconds."""
+    _fits: StepId | None = None
+    """The last step that has fitted models."""
 
     @property
     def accuracy(self) -> float | None:
@@ -158,23 +171,25 @@ class SiteProgress:
             return None
         return max(0.0, self.ends_at - self.clock_ahead_seconds - now)
 
-    def add(self, event: Event, kind: str | None) -> None:
-        """Fold one of the site's events, in order; `kind`: that of the event's step."""
+    def add(self, event: Event, traits: Traits | None) -> None:
+        """Fold one of the site's events, in order; `traits`: those of its step."""
         data = event.data
         self.silent = False
         match event.kind:
             case EventKind.RUN:
                 self._run(data)
             case EventKind.STEP:
-                self._step(event, kind)
-            case EventKind.BEGUN if kind not in (EVALUATE, MERGE):
-                self.doing = "training"
-            case EventKind.RESUMED:
-                self._place(data)
-            case EventKind.EPOCH:
-                self._epoch(event)
+                assert traits is not None
+                self._step(event, traits)
+            case EventKind.BEGUN if event.step and traits:
+                self.doing = activity_of(event.step, traits)
+            case EventKind.RESUMED if event.step and traits:
+                self._place(event, traits)
+            case EventKind.EPOCH if event.step and traits:
+                self._epoch(event, traits)
             case EventKind.PROGRESS:
-                self.doing = f"{clean(data['phase'], 32)} {100 * data['share']:.0f}%"
+                self.doing = self.loop = f"{clean(data['phase'], 32)} {100 * data['share']:.0f}%"
+                self.is_fitting = False
                 self._estimate(event)
             case EventKind.MEMBER:
                 self.members, self.members_done = data["members"], data["member"]
@@ -196,46 +211,61 @@ class SiteProgress:
     def _run(self, data: Mapping[str, Any]) -> None:
         self.state = data["state"]
         if self.is_final:
-            self.doing, self.ends_at = "", None
+            self.doing, self.loop, self.is_fitting, self.ends_at = "", "", False, None
             self.handovers.clear()
             self.unreachable.clear()
         if data.get("code"):
             self.problem = f"{data['code']}: {data.get('message', '')}"
 
-    def _step(self, event: Event, kind: str | None) -> None:
+    def _step(self, event: Event, traits: Traits) -> None:
         assert event.step is not None
+        operation = operation_of(event.step)
         state, data = StepState(event.data["state"]), event.data
         self.doing, self.ends_at = "queued" if state == StepState.QUEUED else "", None
+        self.loop, self.is_fitting = "", False
         if state == StepState.RUNNING:
             self.begun[event.step] = event.time
-            self.doing = _FIRST_ACTIVITY.get(kind, "loading")
+            loads = traits.trains or traits.passes_on
+            self.doing = "loading" if loads else activity_of(event.step, traits)
             self.problem = ""
-            if kind == TRAIN:
-                self.losses.clear()
-                self.member = self.members_done = self.epoch = 0
+            if traits.trains:
+                self._begin_fits(event.step)
         elif state == StepState.DONE and event.step in self.begun:
             self.took[event.step] = max(0.0, event.time - self.begun[event.step])
         if state == StepState.FAILED:
             self.problem = f"{data.get('code', '')}: {data.get('message', '')}"
-        elif state == StepState.DONE and kind == EVALUATE:
+        elif state == StepState.DONE and operation == EVALUATE:
             self.evaluation = data.get("result", {})
-        elif state == StepState.DONE and kind == DELIVER:
+        elif state == StepState.DONE and operation == DELIVER:
             self.sha256, self.size = data.get("sha256", ""), data.get("bytes", 0)
-        elif state == StepState.DONE and kind == TRAIN:
+        elif state == StepState.DONE and traits.trains:
             self.seconds += event.time - self.begun.get(event.step, event.time)
             self.members_done = self.members
             pooled = data.get("result", {}).get("validation_accuracy")
             self.validation = pooled if isinstance(pooled, float) else self.validation
 
-    def _place(self, data: Mapping[str, Any]) -> None:
+    def _begin_fits(self, step: StepId) -> None:
+        """Forget the values of the step before."""
+        self._fits = step
+        self.losses.clear()
+        self.member = self.members_done = self.epoch = 0
+
+    def _place(self, event: Event, traits: Traits) -> None:
+        data = event.data
+        assert event.step is not None
+        if event.step != self._fits:
+            self._begin_fits(event.step)
         self.member, self.members = data["member"], data["members"]
-        self.doing = "training" if self.member else "warm-up"
+        is_warm_up = data.get("phase", "member" if self.member else "warm-up") == "warm-up"
+        self.doing = activity_of(event.step, traits)
+        if traits.trains and is_warm_up:
+            self.doing = "warm-up"
+        self.loop, self.is_fitting = "", True
         self.members_done = max(0, self.member - 1)
 
-    def _epoch(self, event: Event) -> None:
+    def _epoch(self, event: Event, traits: Traits) -> None:
         data = event.data
-        self._place(data)
-        self.doing = "warm-up" if data["phase"] == "warm-up" else "training"
+        self._place(event, traits)
         self.epoch, self.epochs = data["epoch"], data["epochs"]
         self.loss, self.validation = data.get("loss"), data.get("accuracy")
         if self.loss is not None:

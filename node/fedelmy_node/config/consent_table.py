@@ -51,6 +51,8 @@ class Consent:
     """Size of one bundle in MB (10^6 bytes); affects disk, memory and traffic."""
     max_change: float | None = None
     """Distance of a received model from the run's initial one, relative to the latter's norm."""
+    min_class_samples: int = 10
+    """Samples of the smallest class that may be in sums that leave the site; 1: no limit."""
     disclose: tuple[Disclosure, ...] = USUAL
     """What operators see besides progress and errors; the local administrator sees everything."""
     require_approval: bool = False
@@ -61,8 +63,8 @@ class Consent:
             site_name(name)
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
-            valid = value is None or not name.startswith("max_") or value > 0
-            _require(valid, f"{name} must be above 0; omit the key for no limit")
+            valid = value is None or not name.startswith(("max_", "min_")) or value > 0
+            _require(valid, f"{name} must be above 0; omit the key for the default")
             filled = not isinstance(value, tuple) or "" not in value
             _require(filled, f"{name} must not contain an empty string")
         for shown, implied in (("class-counts", "sample-counts"), ("features", "class-counts")):

@@ -241,7 +241,9 @@ def _may_be(choice: Any, value: object) -> bool:
         return isinstance(value, str) and value in typing.get_args(choice)
     if origin is tuple:
         return isinstance(value, list | tuple)
-    return isinstance(value, Mapping) if origin in (dict, Mapping) else type(value) is choice
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping)
+    return type(value) is choice or (choice is float and type(value) is int)
 
 
 def _literal(choices: tuple[Any, ...], value: object, where: str) -> Any:

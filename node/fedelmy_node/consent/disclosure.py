@@ -37,7 +37,7 @@ _ALWAYS: Final = (
     "state code message result seconds eta_seconds phase member members epoch epochs fits edge peer"
     " bytes total sha256 carries wait_seconds policy patience_seconds steps torch cpu_capability"
     " device parameters bundle_bytes state_bytes free_bytes needed_bytes memory_bytes expires version contracts"
-    " share skew_seconds round_trip_seconds bytes_per_second packages frozen_parameters new_tensors"
+    " contributors share skew_seconds round_trip_seconds bytes_per_second packages frozen_parameters new_tensors"
 )
 # Trial runs: the time per batch reveals the number of batches, and memory use the sample size.
 _BY_SAMPLES: Final = (
@@ -45,12 +45,12 @@ _BY_SAMPLES: Final = (
 )
 _BY_METRICS: Final = (
     "loss accuracy d1 d2 balanced_accuracy auc validation_accuracy member_accuracies"
-    " received_accuracy pool_distances"
+    " received_accuracy pool_distances gamma gcv"
 )
 KEYS: Final[Mapping[str, frozenset[Disclosure]]] = {
     **dict.fromkeys(_ALWAYS.split(), _NOTHING),
     **dict.fromkeys(_BY_SAMPLES.split(), _SAMPLES),
-    **dict.fromkeys(("class_counts", "missing_classes"), _CLASSES),
+    **dict.fromkeys(("class_counts", "missing_classes", "smallest_class", "sums_sha256"), _CLASSES),
     **dict.fromkeys(_BY_METRICS.split(), _METRICS),
     "correct": _SAMPLES | _METRICS,
     **dict.fromkeys(("classes", "received_classes", "validated_classes"), _CLASSES | _METRICS),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fedelmy_node.config.consent_table import Consent
-from fedelmy_node.consent.rules import may_start_fresh
+from fedelmy_node.consent.rules import NUMBERS, efforts, may_start_fresh
 from fedelmy_node.domain.federation import Training
 from fedelmy_node.domain.names import site_of
 from fedelmy_node.domain.plan import Slice
@@ -17,14 +17,15 @@ from fedelmy_node.domain.text import bytes_text, clean, duration_text
 from fedelmy_node.store.records import Prepared
 from fedelmy_node.training.models import model_origin
 from fedelmy_node.training.operations import NO_EFFORT, Effort
-from fedelmy_node.training.strategies import effort_of, is_weighted, strategy_origin
+from fedelmy_node.training.strategies import (
+    effort_of,
+    is_weighted,
+    operations_of,
+    operations_told,
+    strategy_origin,
+)
 
 _SHOWN = 12
-_NUMBERS = {
-    "sample-counts": "the number of samples",
-    "class-counts": "the number of samples per class",
-    "metrics": "metrics such as loss and accuracy",
-}
 
 
 def asked(prepared: Prepared, consent: Consent) -> tuple[str, ...]:
@@ -55,6 +56,7 @@ def _sentences(prepared: Prepared, consent: Consent) -> Iterator[str]:
     yield from _code(plan)
     yield from _work(plan, report.get("samples", {}))
     yield from _traffic(plan)
+    yield from _told(plan)
     yield from _unreachable(plan)
     yield from _disclosure(plan, consent)
     yield "The samples themselves never leave this site."
@@ -118,7 +120,7 @@ def _work(plan: Slice, samples: Mapping[str, Any]) -> Iterator[str]:
         elif step.kind == EVALUATE:
             tests = _number(samples.get("test"))
             yield f"This site evaluates the final model on its {tests} test samples."
-    if any(plan.traits(step.id).trains for step in plan.steps):
+    if efforts(plan):
         yield (
             f"Training uses {_number(samples.get('train'))} training samples of this site, and"
             f" {_number(samples.get('validation'))} validation samples to select the best model."
@@ -150,9 +152,8 @@ def _effort(effort: Effort) -> str:
 
 
 def _traffic(plan: Slice) -> Iterator[str]:
-    incoming = {DELIVER: "the final model", MERGE: "a model to average"}
     for edge in plan.edges_in:
-        what = incoming.get(edge.carries, "the model to continue with")
+        what = _incoming(plan, edge)
         yield f"Site {edge.sender} sends this site {what}{_condition(edge)}."
     for edge in plan.edges_out:
         what = _outgoing(plan, edge)
@@ -162,12 +163,37 @@ def _traffic(plan: Slice) -> Iterator[str]:
         yield "This site sends no model to any other site."
 
 
+def _incoming(plan: Slice, edge: Edge) -> str:
+    if edge.carries == DELIVER:
+        return "the final model"
+    if (leaves := plan.traits(edge.source).leaves) != "weights":
+        return f"{leaves} to continue with"
+    if edge.carries == MERGE:
+        return "a model to average"
+    onward = plan.traits(edge.target).trains
+    return "the model to continue with" if onward else f"an input of operation {edge.carries}"
+
+
 def _outgoing(plan: Slice, edge: Edge) -> str:
     if edge.carries == DELIVER:
         return "the final model"
     source, traits = operation_of(edge.source), plan.traits(edge.source)
-    what = {TRAIN: "the model it has trained", MERGE: "the averaged model"}.get(source)
-    return what or f"the {traits.leaves} that operation {source} produces"
+    known = {TRAIN: "the model it has trained", MERGE: "the averaged model"}
+    what = known.get(source) if traits.leaves == "weights" else None
+    return what or f"the {traits.leaves} that operation {source} makes"
+
+
+def _told(plan: Slice) -> Iterator[str]:
+    """What the outputs of operations tell the sites that receive them."""
+    if not plan.edges_out:
+        return
+    shown = operations_told(plan)
+    used = {step.kind for step in plan.steps} | plan.operations.keys()
+    for name, operation in operations_of(plan.recipe.strategy.name).items():
+        if name in used:
+            yield from operation.tells
+            if operation.hidden_by and name in shown:
+                yield "They are sent in clear: every site that receives them can read them."
 
 
 def _condition(edge: Edge) -> str:
@@ -189,8 +215,8 @@ def _unreachable(plan: Slice) -> Iterator[str]:
 
 
 def _disclosure(plan: Slice, consent: Consent) -> Iterator[str]:
-    shown = [text for what, text in _NUMBERS.items() if what in consent.disclose]
-    hidden = [text for what, text in _NUMBERS.items() if what not in consent.disclose]
+    shown = [text for what, text in NUMBERS.items() if what in consent.disclose]
+    hidden = [text for what, text in NUMBERS.items() if what not in consent.disclose]
     yield "The operator sees this site's progress, errors and software versions."
     yield f"About its data, the operator sees {_list(shown) or 'no numbers'}."
     if hidden:

@@ -5,9 +5,9 @@ A refusal names the request, what this site allows, and the setting that would a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fedelmy_node.config.consent_table import Consent
 from fedelmy_node.config.registry import is_code
@@ -17,8 +17,14 @@ from fedelmy_node.domain.plan_steps import Step
 from fedelmy_node.domain.step_traits import DELIVER
 from fedelmy_node.domain.text import bytes_text
 from fedelmy_node.training.operations import Effort
-from fedelmy_node.training.strategies import effort_of, is_weighted
+from fedelmy_node.training.strategies import disclosed_by, effort_of
 
+NUMBERS: Final[Mapping[str, str]] = {
+    "sample-counts": "the number of samples",
+    "class-counts": "the number of samples per class",
+    "metrics": "metrics such as loss and accuracy",
+}
+"""Entries of `disclose` in words."""
 _SHOWN = 10
 
 
@@ -42,12 +48,28 @@ def refuse(plan: Slice, consent: Consent) -> None:
     _raise(plan, list(_refusals(plan, consent)))
 
 
-def refuse_bundle(plan: Slice, consent: Consent, bundle_bytes: int) -> None:
-    """Check the bundle size, which is known only once a trainer has built the model."""
-    limit = consent.max_bundle_mb
+def refuse_report(plan: Slice, consent: Consent, report: Mapping[str, Any]) -> None:
+    """Check what is known only once a trainer has built the model and read the data."""
+    limit, bundle_bytes = consent.max_bundle_mb, report.get("bundle_bytes", 0)
     if limit is not None and bundle_bytes > limit * 1e6:
         request = f"bundles of {bytes_text(bundle_bytes)}"
         _raise(plan, [_Refusal("E-CONSENT-LIMIT", request, f"{limit:g} MB", "max_bundle_mb")])
+    _refuse_small_classes(plan, consent, report.get("smallest_class"))
+
+
+def _refuse_small_classes(plan: Slice, consent: Consent, smallest: int | None) -> None:
+    """Refuse sums of a class with few samples: they would tell about each of them.
+
+    The message names neither class nor number, because the operator sees it.
+    """
+    sums = any(
+        plan.traits(step.id).reads_data and plan.traits(step.id).leaves == "statistics"
+        for step in plan.steps
+    )
+    limit = consent.min_class_samples
+    if sums and plan.edges_out and smallest is not None and smallest < limit:
+        message = f"site {plan.site} does not send sums of a class with fewer than {limit} samples"
+        raise ConsentError("E-CONSENT-SMALL", f"{message}, and has such a class")
 
 
 def efforts(plan: Slice) -> list[Effort]:
@@ -85,9 +107,11 @@ def _refusals(plan: Slice, consent: Consent) -> Iterator[_Refusal]:
     if not agreed:
         request, allowed = f"strategy {strategy!r}", _listed(consent.strategies)
         yield _Refusal("E-CONSENT-STRATEGY", request, allowed, "strategies")
-    elif is_weighted(plan.recipe.strategy) and "sample-counts" not in consent.disclose:
-        request = f"strategy {strategy!r}, whose bundles disclose the number of samples"
-        yield _Refusal("E-CONSENT-STRATEGY", request, _listed(consent.disclose), "disclose")
+    else:
+        for entry in disclosed_by(plan):
+            if entry not in consent.disclose:
+                request = f"strategy {strategy!r}, whose bundles disclose {NUMBERS[entry]}"
+                yield _Refusal("E-CONSENT-STRATEGY", request, _listed(consent.disclose), "disclose")
     unknown = [name for name in plan.recipe.task.classes if not _fits(name, consent.classes)]
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
+from fedelmy_node.domain.step_traits import BUILT_IN, operation_of
 from fedelmy_node.domain.text import bytes_text, clean, percent
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def _step(event: Event) -> str | None:
     if state == StepState.DONE and "accuracy" in result:
         of = f" of {result['samples']} samples" if "samples" in result else ""
         return f"{event.step} done: accuracy {percent(result['accuracy'])}{of}"
+    if state == StepState.DONE and event.step and operation_of(event.step) not in BUILT_IN:
+        return f"{event.step} done"
     if state in (StepState.RUNNING, StepState.FAILED, StepState.SKIPPED):
         message = event.data.get("message")
         return f"{event.step} {state}" + (f": {message}" if message else "")

@@ -139,6 +139,8 @@ class Slice:
             traits = self.traits(step.id)
             if traits.gathers:
                 require(bool(step.needs), f"{step.id} must have an input")
+            elif traits.from_secret:
+                require(not step.needs, f"{step.id} must have no input")
             elif not traits.trains:
                 require(len(step.needs) == 1, f"{step.id} must have one input")
             require(len(set(step.needs)) == len(step.needs), f"{step.id} repeats a need")
@@ -341,7 +343,7 @@ class Plan:
                     carries=step.kind,
                     need=need,
                     skips=skips,
-                    ends=traits.gathers or step.id not in self._feeding_others,
+                    ends=traits.gathers or step.id not in self.feeding_others,
                 )
             if site_of(source) not in self._skippable:
                 return
@@ -369,7 +371,7 @@ class Plan:
         return {site.site for site in self.sites if site.absence.on_unreachable == "skip"}
 
     @cached_property
-    def _feeding_others(self) -> set[StepId]:
+    def feeding_others(self) -> set[StepId]:
         """Steps whose output another site needs, directly or through steps of the same site."""
         feeding: set[StepId] = set()
         for step in reversed(in_order(self.steps)):

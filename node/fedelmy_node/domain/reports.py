@@ -12,6 +12,7 @@ from fedelmy_node.domain.events import EdgeState, RunState, StepState
 from fedelmy_node.domain.federation import OnUnreachable
 from fedelmy_node.domain.names import Address, EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Neighbour
+from fedelmy_node.domain.step_traits import Traits
 
 Verdict = Literal["ok", "warning", "failure"]
 """ok: nothing to do; warning: works, but needs attention; failure: a run would fail."""
@@ -154,6 +155,8 @@ class StepReport:
     """Counts and metrics."""
     started_at: float
     ended_at: float
+    needs: tuple[StepId, ...] = ()
+    """The steps whose outputs are its inputs; empty also for older software."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,6 +258,8 @@ class RunReport:
     clock: float = 0.0
     expires_at: float = 0.0
     """When the run expires unless it is approved and started; 0: never."""
+    operations: Mapping[str, Traits] = field(default_factory=dict)
+    """See `Slice`; empty also for older software."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,11 +7,11 @@ their traits travel in the plan, so that a decision needs the plan alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from fedelmy_node.domain.errors import ConfigError
-from fedelmy_node.domain.names import StepId
+from fedelmy_node.domain.names import StepId, later
 
 TRAIN: Final = "train"
 """Trains on the site's samples."""
@@ -46,6 +46,8 @@ class Traits:
     """What its output tells the sites that receive it; empty: it may not leave its site."""
     keeps_state: bool = False
     """Leaves a state for the next step of the run at the same site; only steps that train do."""
+    from_secret: bool = field(default=False, metadata=later())
+    """Takes no input: makes its output, which stays at the site, of a secret of the site."""
 
     def __post_init__(self) -> None:
         if self.trains and not (self.reads_data and self.has_output):
@@ -53,11 +55,14 @@ class Traits:
             raise ConfigError("E-CONFIG-VALUE", message)
         if self.keeps_state and not self.trains:
             raise ConfigError("E-CONFIG-VALUE", "an operation with keeps_state must have trains")
+        if self.from_secret and (self.reads_data or self.leaves or not self.has_output):
+            message = "an operation with from_secret has an output that stays, and reads no data"
+            raise ConfigError("E-CONFIG-VALUE", message)
 
     @property
     def begins_alone(self) -> bool:
         """Whether a step can run without any input."""
-        return self.trains or self.gathers
+        return self.trains or self.gathers or self.from_secret
 
 
 BUILT_IN: Final[Mapping[str, Traits]] = {

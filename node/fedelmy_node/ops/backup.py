@@ -88,7 +88,7 @@ def belongs(name: str) -> bool:
     match path.parts:
         case (name,):
             is_log = name.startswith("audit") and name.endswith(".jsonl")
-            return name in (JOURNAL, _SETTINGS, _HEAD) or is_log
+            return name in (JOURNAL, _SETTINGS, _HEAD, "secret") or is_log
         case (
             ("identity", _)
             | ("runs", _, "steps", _, "output.safetensors" | "state.safetensors")
@@ -168,8 +168,9 @@ class _Writer:
                     name = f"identity/{path.name}"
                     if path.is_file() and belongs(name):
                         self._add_bytes(name, path.read_bytes(), path.name in _PUBLIC)
-        with suppress(FileNotFoundError):
-            self._add_bytes(_SETTINGS, (self._layout.root / _SETTINGS).read_bytes())
+        for name in (_SETTINGS, "secret"):
+            with suppress(FileNotFoundError):
+                self._add_bytes(name, (self._layout.root / name).read_bytes())
         contents = replace(contents, size=self._size, files=dict(self._files))
         self._add_bytes(CONTENTS, canonical_json(contents))
         return contents

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_type_hints
 
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.domain.errors import PeerError
 from fedelmy_node.domain.event_data import check_event_data, check_prepared, check_result
 from fedelmy_node.domain.events import Event, EventKind, RunState
 from fedelmy_node.domain.federation import OnUnreachable
-from fedelmy_node.domain.names import Address, step_id
+from fedelmy_node.domain.names import Address, StepId, step_id
 from fedelmy_node.domain.plan import Neighbour
-from fedelmy_node.domain.plan_steps import MAX_EDGES, MAX_STEPS
+from fedelmy_node.domain.plan_steps import MAX_EDGES, MAX_NEEDS, MAX_STEPS
 from fedelmy_node.domain.reports import (
     Absent,
     EdgeReport,
@@ -25,6 +25,7 @@ from fedelmy_node.domain.reports import (
     StepReport,
     Verdict,
 )
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MAX_OPERATIONS, Traits
 from fedelmy_node.domain.text import clean
 from fedelmy_node.rpc.convert_transfers import origin_from_pb, origin_to_pb
 from fedelmy_node.rpc.field_validation import (
@@ -35,6 +36,7 @@ from fedelmy_node.rpc.field_validation import (
     digest,
     from_message,
     known,
+    label,
     read_object,
     run_state,
     sentences,
@@ -148,6 +150,10 @@ def report_to_pb(report: RunReport) -> control_pb2.ReportReply:
         neighbours=[to_message(control_pb2.Neighbour, each) for each in report.neighbours],
         recipe=canonical_json(report.recipe),
         prepared=canonical_json(report.prepared),
+        operations=[
+            to_message(control_pb2.Operation, traits, name=name)
+            for name, traits in report.operations.items()
+        ],
     )
 
 
@@ -169,11 +175,29 @@ def report_from_pb(message: control_pb2.ReportReply) -> RunReport:
         asked=sentences,
         recipe=lambda payload: read_object(payload or b"{}"),
         prepared=_prepared,
+        operations=_operations,
     )
 
 
 def _steps(messages: Iterable[control_pb2.StepReport]) -> tuple[StepReport, ...]:
-    return tuple(from_message(StepReport, m, sha256=digest, result=_result) for m in messages)
+    return tuple(
+        from_message(StepReport, m, sha256=digest, result=_result, needs=_needs) for m in messages
+    )
+
+
+def _needs(steps: Sequence[str]) -> tuple[StepId, ...]:
+    check_length(steps, MAX_NEEDS, "needs")
+    return tuple(map(step_id, steps))
+
+
+def _operations(messages: Sequence[control_pb2.Operation]) -> dict[str, Traits]:
+    check_length(messages, MAX_OPERATIONS, "operations")
+    leaves = partial(known, get_args(get_type_hints(Traits)["leaves"]))
+    return {
+        label(m.name): from_message(Traits, m, leaves=leaves)
+        for m in messages
+        if m.name not in (DELIVER, EVALUATE)  # no plan can declare them
+    }
 
 
 def _edges(messages: Iterable[control_pb2.EdgeReport]) -> tuple[EdgeReport, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedelmy_node.config.plan_file import read_slice
 from fedelmy_node.config.site_file import SiteConfig
-from fedelmy_node.consent.rules import check_listed, efforts, refuse, refuse_bundle
+from fedelmy_node.consent.rules import check_listed, efforts, refuse, refuse_report
 from fedelmy_node.device.supervisor import shuts_down
 from fedelmy_node.device.trainer_process import OneJob
 from fedelmy_node.domain.errors import (
@@ -89,7 +89,7 @@ class Preparation:
                 self._check_consent(plan, operator)
                 self._peers.check(plan)
                 prepared = self._look(plan, signed, operator, trial=False)
-                refuse_bundle(plan, self._config.consent, prepared.report.get("bundle_bytes", 0))
+                refuse_report(plan, self._config.consent, prepared.report)
                 check_room(self._need(plan, prepared), self._layout.free_bytes())
                 asks = by_file or self._config.consent.require_approval
                 state = RunState.PENDING if asks else RunState.PREPARED

@@ -45,6 +45,7 @@ def report_of(record: RunRecord, last_event: int, absent: tuple[Absent, ...]) ->
                 result=known.result,
                 started_at=known.started_at,
                 ended_at=known.ended_at,
+                needs=step.needs,
             )
             for step in plan.steps
             for known in (record.steps[step.id],)
@@ -75,6 +76,7 @@ def report_of(record: RunRecord, last_event: int, absent: tuple[Absent, ...]) ->
         prepared=record.prepared.report,
         version=__version__,
         clock=time.time(),
+        operations=plan.operations,
     )
 
 

@@ -11,9 +11,10 @@ from fedelmy_node.domain.events import StepState
 from fedelmy_node.domain.names import RunId, StepId
 from fedelmy_node.domain.plan_steps import Edge, Step
 from fedelmy_node.domain.step_traits import STATE, operation_of
-from fedelmy_node.run.inputs import provided_by, provided_needs, state_source
+from fedelmy_node.run.inputs import origin_of, provided_by, provided_needs, state_source
 from fedelmy_node.store.durable_files import remove_tree
 from fedelmy_node.store.records import RunRecord
+from fedelmy_node.store.site_secret import step_secret
 from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.data import absolute_source
 from fedelmy_node.training.job import CacheSpec, DataSpec, Input, Job
@@ -132,9 +133,16 @@ class Workspace:
             feature_cache=self._feature_cache if traits.trains else None,
             max_change=self._config.consent.max_change,
             checkpoints=self._layout.checkpoints(plan.run, step.id) if traits.has_output else None,
+            secret=self._secret(record, step),
             features=plan.recipe.features if "features" in self._config.consent.disclose else 0,
         )
         return Assignment(run=plan.run, step=step, job=job, directory=directory)
+
+    def _secret(self, record: RunRecord, step: Step) -> str:
+        if not record.slice.traits(step.id).from_secret:
+            return ""
+        plan = record.slice
+        return step_secret(self._layout.secret, plan.run, plan.plan_id, step.id)
 
     @property
     def _feature_cache(self) -> CacheSpec | None:
@@ -148,10 +156,20 @@ class Workspace:
     def _input(self, record: RunRecord, step: Step, need: StepId) -> Input:
         source, route = provided_by(record, step.id, need), record.route_used(step.id, need)
         if source is not None:
-            path = self.bundle(record, record.slice.step(source))
-            made = {"operation": operation_of(source), "role": step.role_of(need)}
-            return Input(path, record.steps[source].sha256, **made)
+            given = record.slice.step(source)
+            return Input(
+                self.bundle(record, given),
+                record.steps[source].sha256,
+                operation=operation_of(source),
+                role=step.role_of(need),
+                contributors=origin_of(record, given).contributors,
+            )
         assert isinstance(route, Edge), "a need that was met by nothing gives no input"
-        path = self.received(record.slice.run, route)
-        made = {"operation": operation_of(route.source), "role": step.role_of(need)}
-        return Input(path, record.edges[route.id].sha256, **made)
+        known = record.edges[route.id]
+        return Input(
+            self.received(record.slice.run, route),
+            known.sha256,
+            operation=operation_of(route.source),
+            role=step.role_of(need),
+            contributors=known.origin.contributors,
+        )

@@ -72,8 +72,7 @@ class Batches:
 
     def epoch(self, place: Place, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised images and labels on the device, from batch `start` on."""
-        order = torch.randperm(len(self._samples), generator=_generator(self._run_seed, *place))
-        order = order.to(self._samples.labels.device)
+        order = self.order(place).to(self._samples.labels.device)
         numbers = range(start, len(self))
         far = self._samples.on_disk or self._samples.images.device.type != self._device.type
         read = partial(self._read, order)
@@ -83,6 +82,10 @@ class Batches:
             generator = _generator(self._run_seed, *place, number, *self._ranks.seed)
             images = normalised(_augmented(images, self._training.augment, generator), self._wanted)
             yield _channels_last(images), labels.to(self._device, non_blocking=True)
+
+    def order(self, place: Place) -> Tensor:
+        """The positions of all samples, in the order of an epoch."""
+        return torch.randperm(len(self._samples), generator=_generator(self._run_seed, *place))
 
     def _read(self, order: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """A batch as it is stored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +12,13 @@ from torch import Tensor
 
 from fedelmy_node.domain.errors import BundleError, RunError
 from fedelmy_node.domain.federation import Recipe, Training
+from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.step_traits import MODEL
 from fedelmy_node.training.absent_classes import both, distillation_of
 from fedelmy_node.training.averaging import mean_weights
 from fedelmy_node.training.bundle_file import Groups, shapes_of
 from fedelmy_node.training.fit import Bench, Best, FitOrder, fit, validate
+from fedelmy_node.training.frozen_features import Features
 from fedelmy_node.training.loops import EVERY_SECONDS, LoopOrder, State, unsaved
 from fedelmy_node.training.loss import BatchTerm
 from fedelmy_node.training.regularisers import Regulariser
@@ -39,6 +42,8 @@ class Specs:
     """The strategy's."""
     module: Mapping[str, Tensor]
     """The model's state dict."""
+    head: str = ""
+    """Path of the model's head; empty if no layer is known as it."""
 
     @property
     def model(self) -> Mapping[str, Tensor]:
@@ -77,6 +82,8 @@ class Artifact:
     """On the CPU."""
     weights: Weights | None
     """The group `model`, if it has one, on the step's device."""
+    sites: frozenset[SiteName] = frozenset()
+    """Those whose training it contains."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -92,7 +99,13 @@ class Context:
     state: Groups | None = None
     """What the last step of the run at this site left; None: there is none."""
     reads: Bench | None = None
-    """The site's samples, loss and device; None if the operation reads no data."""
+    """The site's samples, loss and device; None if the operation does not fit models."""
+    read_features: Callable[[], Features] | None = None
+    """Computes `features`."""
+    known: Specs | None = None
+    """See `specs`."""
+    secret: bytes = b""
+    """For operations whose traits have `from_secret`."""
     keep: Keep = lambda member, weights: None
     fit_one: Fit = fit
     loop_one: Loop = unsaved
@@ -143,6 +156,23 @@ class Context:
         generator = torch.Generator()
         return generator.manual_seed(derive(int(seed), *rest, "random", *place))
 
+    def secret_bytes(self, count: int) -> bytes:
+        """Expand the site's secret, which nobody else knows, to so many random bytes."""
+        if not self.secret:
+            raise RunError("E-RUN-PLAN", "this operation has no secret of the site")
+        return hashlib.shake_256(self.secret).digest(count)
+
+    @property
+    def specs(self) -> Specs:
+        """What the specs of artifacts depend on: recipe, classes, the model's head."""
+        assert self.known is not None, "a step's context has them"
+        return self.known
+
+    @property
+    def site(self) -> SiteName:
+        """The site whose step this is."""
+        return SiteName(str(self.place[1]))
+
     def loop(
         self, name: str, count: int, state: State, *, every_seconds: float = EVERY_SECONDS
     ) -> Iterator[int]:
@@ -159,8 +189,15 @@ class Context:
     def bench(self) -> Bench:
         """What all fits share: samples, loss, device; not for operations that read no data."""
         if self.reads is None:
-            raise RunError("E-RUN-PLAN", "this operation does not read the site's data")
+            raise RunError("E-RUN-PLAN", "this operation does not fit models to the site's data")
         return self.reads
+
+    def features(self) -> Features:
+        """What the head of the initial model receives of each sample that is no test sample."""
+        if self.read_features is None:
+            raise RunError("E-RUN-PLAN", "this operation does not read the site's data")
+        self.model.load(self.initial)
+        return self.read_features()
 
     @property
     def training(self) -> Training:

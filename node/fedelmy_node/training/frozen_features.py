@@ -1,7 +1,9 @@
-"""What the head of a frozen model receives, computed once per sample instead of in every epoch.
+"""What the head of a model receives, computed once per sample: its features.
 
-Used if only the head is trained, by one process, without augmentation. The last bits of a sample's
-features can depend on its batch. So they are computed in batches of one size, the last one padded,
+`head_bench` trains a head on them, instead of computing them in every epoch: if only the head is
+trained, by one process, without augmentation. `Context.features` gives them to an operation.
+
+The last bits of a sample's features can depend on its batch. So they are computed in batches of one size, the last one padded,
 in an order that follows from the samples alone; then neither the split nor the cache changes them.
 `feature_cache.py` keeps them between steps and runs.
 """
@@ -11,12 +13,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +25,14 @@ from torch import Tensor, nn
 from fedelmy_node import __version__
 from fedelmy_node.config.decode import canonical_json
 from fedelmy_node.config.registry import TIMM, is_code
-from fedelmy_node.domain.federation import MAX_VECTOR, InputFormat
+from fedelmy_node.domain.federation import InputFormat
 from fedelmy_node.training import models
 from fedelmy_node.training.batches import eval_batches
 from fedelmy_node.training.data.samples import Samples
 from fedelmy_node.training.data.site_data import SiteData
 from fedelmy_node.training.feature_cache import FeatureCache
 from fedelmy_node.training.job import Job
+from fedelmy_node.training.models.recipe_model import feature_width, input_shape
 from fedelmy_node.training.torch_runtime import Acceleration
 from fedelmy_node.training.weights import FlatModel
 
@@ -51,11 +53,32 @@ class HeadBench:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Features:
+    """What the head receives, and the labels, of all samples that are not test samples."""
+
+    values: Tensor
+    """Float32, a row per sample."""
+    labels: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Head:
     path: str
     module: nn.Module
     shape: tuple[int, ...]
     """Shape of the features of one sample."""
+
+
+def site_features(
+    model: FlatModel, path: str, job: Job, data: SiteData, speed: Acceleration
+) -> Features:
+    """Compute the features of the site's samples with a model whose head is at this path."""
+    spec = job.recipe.model
+    width = feature_width(model.module, path, spec, job.recipe.task.input)
+    head = _Head(path=path, module=model.module.get_submodule(path), shape=(width,))
+    values = _features(model, head, _parts(data), job, speed)
+    labels = torch.cat([data.train.labels, data.validation.labels])
+    return Features(values=values[: len(labels)], labels=labels)
 
 
 def head_bench(model: FlatModel, job: Job, data: SiteData, speed: Acceleration) -> HeadBench | None:
@@ -66,9 +89,7 @@ def head_bench(model: FlatModel, job: Job, data: SiteData, speed: Acceleration) 
     head = _find_head(model, recipe.task.input)
     if head is None:
         return None
-    # Without a test set of its own, every split of the source has the same samples in total.
-    parts = [data.train, data.validation, *(() if data.own_test else (data.test,))]
-    features = _features(model, head, parts, job, speed)
+    features = _features(model, head, _parts(data), job, speed)
     width = features.shape[1]
     trained, validated = len(data.train), len(data.train) + len(data.validation)
     images = features.view(-1, 1, 1, width)
@@ -81,6 +102,11 @@ def head_bench(model: FlatModel, job: Job, data: SiteData, speed: Acceleration) 
     )
 
 
+def _parts(data: SiteData) -> list[Samples]:
+    """All samples of the source but its own test set: the same ones, however they are split."""
+    return [data.train, data.validation, *(() if data.own_test else (data.test,))]
+
+
 def _find_head(model: FlatModel, wanted: InputFormat) -> _Head | None:
     """The largest part with exactly the trained tensors, if its output is the model's."""
     trained = model.state_dict().keys()
@@ -88,28 +114,9 @@ def _find_head(model: FlatModel, wanted: InputFormat) -> _Head | None:
     for path, part in model.module.named_modules():
         own = {name for name in names if name.startswith(f"{path}.")}
         if path and own == trained:
-            shape = _feature_shape(model, part, wanted)
+            shape = input_shape(model.module, part, wanted)
             return _Head(path=path, module=part, shape=shape) if shape else None
     return None
-
-
-def _feature_shape(
-    model: FlatModel, part: nn.Module, wanted: InputFormat
-) -> tuple[int, ...] | None:
-    """The shape of the part's input for one sample; None if more follows after the part."""
-    calls: list[tuple[Any, Any]] = []
-    hook = part.register_forward_hook(lambda _, given, output: calls.append((given, output)))
-    model.module.eval()
-    with torch.inference_mode():
-        size = (BATCH, wanted.channels, wanted.height, wanted.width)
-        result = model.module(torch.zeros(size, device=model.theta.device))
-    model.module.train()
-    hook.remove()
-    (given, output), *more = calls or [((), None)]
-    if more or output is not result or len(given) != 1:
-        return None
-    batch, *shape = given[0].shape
-    return tuple(shape) if batch == BATCH and 0 < math.prod(shape) <= MAX_VECTOR else None
 
 
 def _features(
@@ -122,8 +129,8 @@ def _features(
     place = torch.empty(len(order), dtype=torch.int64)
     place[torch.tensor(order, dtype=torch.int64)] = torch.arange(len(order))
     cache = None if job.feature_cache is None else FeatureCache(job.feature_cache)
-    if is_code(job.recipe.model.name):
-        cache = None  # this code has no version
+    if is_code(job.recipe.model.name) or job.recipe.model.weights is None:
+        cache = None  # code has no version, and without weights there is little to compute
     key = _key(job, head, sorted(digests), model.theta.device, speed)
     found = cache.read(key) if cache else None
     if found is None or len(found) != len(order):

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from fedelmy_node.domain.artifact import BundleSpec
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import Recipe
-from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.names import SiteName, StepId
 from fedelmy_node.domain.step_traits import MODEL, TRAIN
 
 PREPARE: Final = "prepare"
@@ -58,6 +58,8 @@ class Input:
     """The operation that made it."""
     role: str = MODEL
     """The role in which the step takes it."""
+    contributors: tuple[StepId, ...] = ()
+    """The steps that trained what it contains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +97,9 @@ class Job:
     """The site's directory of weights that models start from."""
     feature_cache: CacheSpec | None = None
     """Where features of frozen models are kept; None: computed for every step."""
+    secret: str = field(default="", repr=False)
+    """For operations that make their output of a secret of the site: hexadecimal, the same
+    whenever the step is computed again, and never written to disk."""
     trial: bool = False
     """prepare: also train a few batches and report the time."""
 

@@ -17,12 +17,10 @@ from fedelmy_node.training.data.samples import available_bytes
 from fedelmy_node.training.data.site_data import SiteData, open_data
 from fedelmy_node.training.distributed import ALONE, Ranks
 from fedelmy_node.training.job import PREPARE, DataSpec, Job
-from fedelmy_node.training.models import build
-from fedelmy_node.training.models.trainable import frozen_names
-from fedelmy_node.training.models.weights_file import load_weights
+from fedelmy_node.training.models.recipe_model import recipe_model
 from fedelmy_node.training.operations import Operation
 from fedelmy_node.training.seeds import derive
-from fedelmy_node.training.strategies import operations_of, result_of, settings_for
+from fedelmy_node.training.strategies import head_of, operations_of, result_of, settings_for
 from fedelmy_node.training.torch_runtime import keep_freed_memory
 from fedelmy_node.training.weights import FlatModel, Weights
 
@@ -88,10 +86,15 @@ def load(job: Job, ranks: Ranks = ALONE) -> Loaded:
         raise RunError("E-RUN-PLAN", message)
     operation = operations.get(job.kind)
     seed = None if operation is None else _initial_seed(job)
-    module = build(recipe.model, recipe.task, seed, code=job.code)
-    new = load_weights(module, recipe.model, recipe.task, job.weights, seed)
-    frozen = frozen_names(module, recipe.model, recipe.task)
-    model = FlatModel(module if seed is None else module.to(device), frozen)
+    made = recipe_model(
+        recipe.model,
+        recipe.task,
+        seed,
+        code=job.code,
+        weights=job.weights,
+        make_head=head_of(recipe.strategy, recipe.seed),
+    )
+    model = FlatModel(made.module if seed is None else made.module.to(device), made.frozen)
     opened = None
     if operation is None or operation.traits.reads_data:
         data = _per_process(job.data, ranks)
@@ -103,8 +106,8 @@ def load(job: Job, ranks: Ranks = ALONE) -> Loaded:
         opened=opened,
         model=model,
         initial=model.weights(),
-        specs=Specs(recipe=recipe, settings=settings, module=model.state_dict()),
-        new=new,
+        specs=Specs(recipe=recipe, settings=settings, module=model.state_dict(), head=made.head),
+        new=made.new,
         seconds=time.monotonic() - began,
         ranks=ranks,
     )
@@ -127,7 +130,8 @@ def device_for(name: str, ranks: Ranks = ALONE) -> torch.device:
 def set_determinism(device: torch.device, training: Training, ranks: Ranks) -> None:
     """A CPU gives reproducible bytes; a GPU keeps its speed."""
     torch.set_num_threads(max(1, training.threads // ranks.count))
-    torch.use_deterministic_algorithms(device.type == "cpu")
+    # `use_deterministic_algorithms` does the same, but imports torch's compiler for its settings.
+    torch.set_deterministic_debug_mode("error" if device.type == "cpu" else "default")
     # Filling new tensors with NaN is for debugging, and costs a pass over memory each time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -90,6 +90,12 @@ class Operation:
     """`effort(settings, training, begins=...)`; `begins`: no model was received."""
     discloses: tuple[str, ...] = ()
     """Entries of `[consent] disclose` that its output implies."""
+    tells: tuple[str, ...] = ()
+    """What its output tells the sites that receive it, in sentences for an administrator."""
+    hidden_by: str = ""
+    """The operation that hides what the output tells, in plans that have it."""
+    fits: bool = True
+    """Whether it fits models, if it reads data; several processes of a site may do so."""
     is_replaceable: bool = True
     """Whether steps behind a skipped one can use its `model` input instead of its output."""
 

@@ -20,6 +20,7 @@ from fedelmy_node.domain.artifact import BundleSpec
 from fedelmy_node.domain.errors import BundleError, FedelmyError, RunError
 from fedelmy_node.domain.events import EventKind
 from fedelmy_node.domain.federation import WireDtype
+from fedelmy_node.domain.names import site_of
 from fedelmy_node.domain.step_traits import MODEL, STATE
 from fedelmy_node.store.durable_files import check_intact
 from fedelmy_node.training import models, strategies
@@ -43,14 +44,14 @@ from fedelmy_node.training.evaluation.features import embedding
 from fedelmy_node.training.evaluation.result_models import one_model, result_module
 from fedelmy_node.training.evaluation.scoring import evaluate
 from fedelmy_node.training.fit import Bench, fit, validate
-from fedelmy_node.training.frozen_features import head_bench
+from fedelmy_node.training.frozen_features import Features, head_bench, site_features
 from fedelmy_node.training.job import Emit, Input, Outcome
 from fedelmy_node.training.loading import Loaded, device_for, set_determinism
 from fedelmy_node.training.loops import unsaved
 from fedelmy_node.training.loss import Loss
 from fedelmy_node.training.operations import Operation
 from fedelmy_node.training.stop_signal import StopSignal
-from fedelmy_node.training.strategies import operations_of, result_of
+from fedelmy_node.training.strategies import head_of, operations_of, result_of
 from fedelmy_node.training.torch_runtime import acceleration
 from fedelmy_node.training.weights import Weights, distances_between
 
@@ -72,7 +73,7 @@ def run(
         emit(EventKind.WARNING, {"code": "E-DATA-UNREADABLE", "message": message})
     if loaded.operation is None:
         return _prepare(loaded)
-    if loaded.operation.traits.trains:
+    if loaded.operation.traits.trains and loaded.operation.fits:
         ranks.join(rendezvous_file(job), loaded.model.theta.device)
     with _checkpoints(loaded, inputs, emit, stop or StopSignal()) as checkpoints:
         return _compute(loaded, loaded.operation, inputs, emit, checkpoints)
@@ -90,6 +91,7 @@ def _prepare(loaded: Loaded) -> Outcome:
         "samples": loaded.sizes,
         "class_counts": data.class_counts,
         "missing_classes": list(data.missing_classes),
+        "smallest_class": data.smallest_class,
         "left_out": data.left_out,
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -147,8 +149,8 @@ def _compute(
     checkpoints: Checkpoints | None,
 ) -> Outcome:
     """Run the operation, and write what it gives."""
-    trains = operation.traits.reads_data and operation.traits.has_output
-    bench = _bench(loaded, emit) if trains else None
+    reads = operation.traits.reads_data and operation.traits.has_output
+    bench = _bench(loaded, emit) if reads and operation.fits else None
     received = _receive_all(loaded, [given for given in inputs if given.role != STATE])
     state = next((given for given in inputs if given.role == STATE), None)
     context = Context(
@@ -157,6 +159,9 @@ def _compute(
         inputs=received,
         state=read_bundle(state.path) if state else None,
         reads=bench,
+        read_features=partial(_features, loaded) if reads else None,
+        known=loaded.specs,
+        secret=bytes.fromhex(loaded.job.secret),
         keep=partial(_keep_member, loaded),
         fit_one=checkpoints.fit if checkpoints else fit,
         loop_one=checkpoints.loop if checkpoints else partial(unsaved, emit=emit),
@@ -210,6 +215,11 @@ def _bench(loaded: Loaded, emit: Emit) -> Bench:
     )
     bench.speed.prepare(bench.model.module)
     return bench
+
+
+def _features(loaded: Loaded) -> Features:
+    speed = acceleration(loaded.model.theta.device, fast=loaded.job.fast, batches=0)
+    return site_features(loaded.model, loaded.specs.head, loaded.job, loaded.data, speed)
 
 
 def _written(loaded: Loaded, operation: Operation, outputs: Outputs) -> Outcome:
@@ -271,7 +281,14 @@ def _evaluate(loaded: Loaded, received: Sequence[Artifact]) -> Outputs:
         """Fill the step's own model, then more of them."""
         model = next(spare, None)
         if model is None:
-            module = one_model(recipe.model, recipe.task, state, code=job.code, weights=job.weights)
+            module = one_model(
+                recipe.model,
+                recipe.task,
+                state,
+                code=job.code,
+                weights=job.weights,
+                make_head=head_of(recipe.strategy, recipe.seed),
+            )
             return module.to(device)
         model.load_state_dict(state)
         return model.module
@@ -313,7 +330,8 @@ def _receive(loaded: Loaded, given: Input) -> Artifact:
     if MODEL in groups:
         loaded.model.load_state_dict(groups[MODEL])
         weights = loaded.model.weights()
-    return Artifact(role=given.role, groups=groups, weights=weights)
+    sites = frozenset(map(site_of, given.contributors))
+    return Artifact(role=given.role, groups=groups, weights=weights, sites=sites)
 
 
 @contextmanager

@@ -167,7 +167,7 @@ def is_distributed(job: Job) -> bool:
     if job.kind == PREPARE:
         return False
     known = operations_of(job.recipe.strategy.name).get(job.kind)
-    return known is not None and known.traits.trains
+    return known is not None and known.traits.trains and known.fits
 
 
 def _fail_together(pipe: DaemonPipe, problem: Mapping[str, Any] | None) -> None:

@@ -161,7 +161,7 @@ class ReportRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin", "operator", "plan_sha256", "asked", "plan_id", "recipe", "prepared", "version", "clock", "expires_at")
+    __slots__ = ("run", "site", "state", "code", "message", "steps", "edges", "last_event", "parameters", "bundle_bytes", "federation", "neighbours", "absent", "origin", "operator", "plan_sha256", "asked", "plan_id", "recipe", "prepared", "version", "clock", "expires_at", "operations")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class ReportReply(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     run: str
     site: str
     state: str
@@ -208,7 +209,28 @@ class ReportReply(_message.Message):
     version: str
     clock: float
     expires_at: float
-    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., operator: _Optional[str] = ..., plan_sha256: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ..., recipe: _Optional[bytes] = ..., prepared: _Optional[bytes] = ..., version: _Optional[str] = ..., clock: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
+    operations: _containers.RepeatedCompositeFieldContainer[Operation]
+    def __init__(self, run: _Optional[str] = ..., site: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., last_event: _Optional[int] = ..., parameters: _Optional[int] = ..., bundle_bytes: _Optional[int] = ..., federation: _Optional[str] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[Absent, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., operator: _Optional[str] = ..., plan_sha256: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., plan_id: _Optional[str] = ..., recipe: _Optional[bytes] = ..., prepared: _Optional[bytes] = ..., version: _Optional[str] = ..., clock: _Optional[float] = ..., expires_at: _Optional[float] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ...) -> None: ...
+
+class Operation(_message.Message):
+    __slots__ = ("name", "reads_data", "trains", "gathers", "has_output", "passes_on", "leaves", "keeps_state")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    READS_DATA_FIELD_NUMBER: _ClassVar[int]
+    TRAINS_FIELD_NUMBER: _ClassVar[int]
+    GATHERS_FIELD_NUMBER: _ClassVar[int]
+    HAS_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    PASSES_ON_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_STATE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reads_data: bool
+    trains: bool
+    gathers: bool
+    has_output: bool
+    passes_on: bool
+    leaves: str
+    keeps_state: bool
+    def __init__(self, name: _Optional[str] = ..., reads_data: _Optional[bool] = ..., trains: _Optional[bool] = ..., gathers: _Optional[bool] = ..., has_output: _Optional[bool] = ..., passes_on: _Optional[bool] = ..., leaves: _Optional[str] = ..., keeps_state: _Optional[bool] = ...) -> None: ...
 
 class Neighbour(_message.Message):
     __slots__ = ("site", "address")
@@ -255,7 +277,7 @@ class Skip(_message.Message):
     def __init__(self, step: _Optional[str] = ..., by: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step", "kind", "state", "sha256", "size", "result", "started_at", "ended_at")
+    __slots__ = ("step", "kind", "state", "sha256", "size", "result", "started_at", "ended_at", "needs")
     STEP_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +286,7 @@ class StepReport(_message.Message):
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
     step: str
     kind: str
     state: str
@@ -272,7 +295,8 @@ class StepReport(_message.Message):
     result: bytes
     started_at: float
     ended_at: float
-    def __init__(self, step: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[str] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., result: _Optional[bytes] = ..., started_at: _Optional[float] = ..., ended_at: _Optional[float] = ...) -> None: ...
+    needs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, step: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[str] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., result: _Optional[bytes] = ..., started_at: _Optional[float] = ..., ended_at: _Optional[float] = ..., needs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EdgeReport(_message.Message):
     __slots__ = ("edge", "sender", "receiver", "carries", "state", "size", "sha256")

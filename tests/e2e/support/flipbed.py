@@ -126,17 +126,11 @@ class FlipBed(KillBed):
         self.snapshots: dict[str, Snapshot] = {}
 
     def provision(self) -> None:
-        """Keys and certificates, and a list that revokes a third one: in process, as each command
-        takes a while.
-        """
-        ca = self.bed.ca
-        authority.init(ca)
-        for name in (*SITES, "ghost"):
-            home = self.bed.root / "sites" / name / "identity"
-            keystore.init(home, name, "site")
-            keystore.install(
-                home, authority.sign(ca, home / "request.csr", self.root / f"{name}.pem").path
-            )
+        """Keys and certificates, and a list that revokes a third one."""
+        ca, ghost = self.bed.ca, self.root / "ghost"
+        self.bed.provision()
+        keystore.init(ghost, "ghost", "site")
+        authority.sign(ca, ghost / "request.csr", self.root / "ghost.pem")
         revoked = authority.revoke(ca, "ghost").path
         for name in SITES:
             keystore.install_lists(

@@ -14,7 +14,7 @@ from pathlib import Path
 PROXIES = Path(__file__).parents[3] / "deploy" / "proxy"
 PLACES = {"north": "10.0.0.11:50051", "south": "10.0.0.12:50051"}
 """Where the files have the nodes."""
-START_SECONDS = 20.0
+START_SECONDS = 240.0
 _MODULES = Path("/etc/nginx/modules-enabled")
 
 

@@ -10,7 +10,8 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fedelmy_node.store.state_directory import Layout
 from tests.e2e.support.testbed import Site
 
 _LOOK_SECONDS = 0.005
+_SLICE_SECONDS = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +52,13 @@ class Trainer:
     def go_on(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
+
+    def is_alive(self) -> bool:
+        try:
+            status = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return status[0] != "Z"
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -127,6 +136,37 @@ class Witness:
         assert self.site.process is not None
         return trainers_of(self.site.process.pid)
 
+    @contextmanager
+    def held(self, step: str) -> Iterator[Trainer]:
+        """Hold the trainer of a step after its first epoch or so, until the block ends.
+
+        It runs in short slices until there is a checkpoint, which it writes itself: so it does not
+        get to its end before it is stopped, however busy this machine is.
+        """
+        directory = self.step_directory(step)
+        checkpoints = directory / "checkpoints"
+
+        def find() -> Trainer | None:
+            return next((one for one in self.trainers() if one.directory == directory), None)
+
+        trainer: Trainer = wait_until(find, f"trainer of {step}")
+        trainer.stop()
+
+        def has_checkpoint() -> bool:
+            if any(checkpoints.glob("*.json")):
+                return True
+            assert trainer.is_alive(), f"{step} ended before it could be held"
+            trainer.go_on()
+            time.sleep(_SLICE_SECONDS)
+            trainer.stop()
+            return False
+
+        try:
+            wait_until(has_checkpoint, f"checkpoint of {step}")
+            yield trainer
+        finally:
+            trainer.go_on()
+
     def _ask(self, question: str, *arguments: object) -> list[Any]:
         """Read-only, so that nothing here repairs, checkpoints or locks what the daemon owns."""
         try:
@@ -160,7 +200,7 @@ def trainers_of(daemon: int) -> list[Trainer]:
 
 
 def wait_until(
-    look: Callable[[], Any], what: str, seconds: float = 240.0, every: float = _LOOK_SECONDS
+    look: Callable[[], Any], what: str, seconds: float = 600.0, every: float = _LOOK_SECONDS
 ) -> Any:
     """The first answer of `look` that is not false."""
     deadline = time.monotonic() + seconds

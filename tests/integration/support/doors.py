@@ -89,7 +89,7 @@ def begin(channel: grpc.Channel) -> Any:
         run="r1", edge="train.1@north>train.2@south", size=1, sha256=b"x" * 32
     )
     with map_errors("south"):
-        return transfer_pb2_grpc.TransferStub(channel).Begin(request, timeout=10)
+        return transfer_pb2_grpc.TransferStub(channel).Begin(request, timeout=60)
 
 
 def describe(channel: grpc.Channel) -> Any:

@@ -75,9 +75,14 @@ def build_wiring(federation: Federation, sites: Sequence[SiteName]) -> Wiring:
             message = f"strategy {strategy.name!r} has a topology of its own, so it cannot be set"
             raise ConfigError("E-CONFIG-VALUE", message, hint="Omit topology and [topology].")
         with STRATEGIES.foreign(strategy.name):
-            wiring: Wiring = wires(sites, settings_for(strategy))
-        return wiring
+            own: Wiring = wires(sites, settings_for(strategy))
+        return own
     topology = topology_for(name)
     with INSTALLED.foreign(name):
         decoded: object = decode(topology.Settings, settings, "topology")
-        return topology.wire(sites, decoded)
+        wiring = topology.wire(sites, decoded)
+    finish = getattr(strategy_for(strategy.name), "finish", None)
+    if finish is not None:
+        with STRATEGIES.foreign(strategy.name):
+            wiring = finish(wiring, federation.recipe, settings_for(strategy))
+    return wiring

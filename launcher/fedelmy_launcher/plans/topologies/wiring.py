@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.names import SiteName, StepId, site_of
 from fedelmy_node.domain.plan_steps import Step
-from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, TRAIN
+from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MERGE, MODEL, TRAIN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +36,64 @@ class Wiring:
             pending += new
         steps = tuple(step for step in self.steps if step.id in needed)
         return Wiring(steps=steps, results=(result,))
+
+    @property
+    def site(self) -> SiteName:
+        """Where the single result is."""
+        (result,) = self.results
+        return site_of(result)
+
+    @property
+    def row(self) -> tuple[SiteName, ...]:
+        """The sites in order, if every step needs exactly the one before it; otherwise none."""
+        ids = [step.id for step in self.steps]
+        needs = [(), *((each,) for each in ids[:-1])]
+        is_row = [step.needs for step in self.steps] == needs and self.results == (ids[-1],)
+        return tuple(step.site for step in self.steps) if is_row else ()
+
+    def once(self) -> Wiring:
+        """The same without what later visits of the sites add: each site trains once."""
+        stands_for: dict[StepId, StepId] = {}
+        trained: dict[StepId, frozenset[SiteName]] = {}
+        steps: list[Step] = []
+        for known in self.steps:
+            needs = {stands_for[need]: known.role_of(need) for need in known.needs}
+            inside = frozenset[SiteName]().union(*(trained[need] for need in needs))
+            whole = [need for need in needs if trained[need] == inside]
+            here = [need for need in whole if site_of(need) == known.site]
+            if known.kind == TRAIN and known.visit > 1 and needs:
+                stands_for[known.id] = whole[0]
+                continue
+            if known.kind == MERGE and here:
+                stands_for[known.id] = here[0]
+                continue
+            roles = tuple(needs.values()) if known.roles else ()
+            steps.append(replace(known, needs=tuple(needs), roles=roles))
+            trained[known.id] = inside | ({known.site} if known.kind == TRAIN else set())
+            stands_for[known.id] = known.id
+        results = dict.fromkeys(stands_for[result] for result in self.results)
+        return Wiring(steps=tuple(steps), results=tuple(results))
+
+    def preceded_by(self, operation: str) -> tuple[StepId, Wiring]:
+        """Put a step before the first one, whose input it makes; return its id, too."""
+        first, *others = self.steps
+        before = step(operation, 0, first.site)
+        steps = (before, replace(first, needs=(before.id,)), *others)
+        return before.id, replace(self, steps=steps)
+
+    def then(
+        self,
+        operation: str,
+        site: SiteName,
+        more: Mapping[StepId, str] | None = None,
+        visit: int = 0,
+    ) -> Wiring:
+        """Add a step that takes the single result, and `more` by role; its output is the result."""
+        (result,) = self.results
+        numbers = (int(known.id.partition(".")[2].partition("@")[0]) for known in self.steps)
+        needs = {result: MODEL, **more} if more else (result,)
+        last = step(operation, max(numbers) + 1, site, needs, visit)
+        return Wiring(steps=(*self.steps, last), results=(last.id,))
 
 
 def train(number: int, site: SiteName, visit: int, needs: Sequence[StepId] = ()) -> Step:

@@ -216,7 +216,7 @@ class Follower:
         self._unmet.discard(site)
         reports, refusals = discover(self.sites, self.run)
         with self.lock:
-            known = self.history.progress.steps
+            known = self.history.progress.outline
             found = self.history.extend(reported_run(self.run, reports, known))
             self._take_reports(reports, refusals)
         return found

@@ -14,7 +14,7 @@ from fedelmy_launcher.view.row_grouping import Together, gathered, rest_of, span
 from fedelmy_launcher.view.site_progress import SiteProgress
 from fedelmy_node.domain.events import EdgeState
 from fedelmy_node.domain.names import EdgeId, edge_ends
-from fedelmy_node.domain.step_traits import DELIVER, TRAIN
+from fedelmy_node.domain.step_traits import DELIVER
 from fedelmy_node.domain.text import clean
 
 _POINTS: Final = 80
@@ -39,7 +39,10 @@ _SMALL: Final = Look(
 )
 """Radius 24 or 9, plus `_RIM`."""
 _SITE_KEYS: Final = ("name", "state", "problem", "silence", "skipped")
-_NOW_KEYS: Final = ("member", "members", "epoch", "epochs", "loss", "validation", "sha256")
+_NOW_KEYS: Final = (
+    *("is_fitting", "member", "members", "epoch", "epochs"),
+    *("loss", "validation", "seconds", "sha256"),
+)
 _WARNING_KEYS: Final = ("time", "site", "kind", "code", "message", "times")
 _RATE_SECONDS: Final = 0.3
 """A rate over a shorter time is noise."""
@@ -74,7 +77,6 @@ def run_view(follower: Follower) -> dict[str, Any]:
                     "doing": _doing(now),
                     "says": clean(doing_sentence(progress, now, time.time()), 400),
                     "evaluation": _measured(site["evaluation"]),
-                    "seconds": site["training_seconds"],
                     "unreachable": [clean(text, 400) for text in now.unreachable.values()],
                     "pool": [] if rests else _pool(site["steps"]),
                     "visit": min(over + 1, visits),
@@ -132,8 +134,8 @@ def _measured(evaluation: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _pool(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the members of the last train step that has any, each with a short curve."""
-    training = [step for step in steps if step["kind"] == TRAIN and step["members"]]
+    """Return the members of the last step that has any, each with a short curve."""
+    training = [step for step in steps if step["members"]]
     return [
         {
             "member": member["member"],
@@ -210,7 +212,6 @@ def _link(transfer: Mapping[str, Any]) -> dict[str, Any] | None:
         "state": "done" if over else state,
         "bytes": transfer["bytes"] if over else done,
         "total": transfer["bytes"],
-        "seconds": transfer["seconds"],
         "rate": _rate(transfer, over),
         "retries": len(retries) + transfer["retries_left_out"],
         "problem": f"{retries[-1]['message']} ({retries[-1]['code']})" if failed else "",

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from fedelmy_launcher.view.history.event_values import number, text
+from fedelmy_launcher.view.site_progress import activity_of
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
+from fedelmy_node.domain.names import StepId
+from fedelmy_node.domain.step_traits import DELIVER, Traits, operation_of
 
 Doing = Literal[
     "waiting",
@@ -17,10 +20,17 @@ Doing = Literal[
     "training",
     "merging",
     "evaluating",
+    "computing",
     "sending",
     "unreachable",
     "skipped",
 ]
+_KNOWN: Final[Mapping[str, Doing]] = {
+    "training": "training",
+    "merging": "merging",
+    "evaluating": "evaluating",
+}
+"""Other operations are computed."""
 _MAX_SPANS: Final = 2000
 """Per site; the oldest are dropped."""
 _MAX_LINKS: Final = 2000
@@ -47,25 +57,25 @@ class SiteSpans:
         self._work: _Span | None = None
         self._links: dict[tuple[Doing, str], _Span] = {}
         """Open spans parallel to the work: hand-overs by edge, unreachable neighbours by name."""
-        self._ready: set[str] = set()
+        self._ready: set[StepId] = set()
         self._trained = self._delivered = False
 
-    def add(self, event: Event) -> None:
-        data, time, step = event.data, event.time, str(event.step or "")
+    def add(self, event: Event, traits: Traits | None) -> None:
+        """`traits`: those of the event's step."""
+        data, time, step = event.data, event.time, event.step or StepId("")
         match event.kind:
             case EventKind.RUN:
                 self._run(RunState(data["state"]), time)
             case EventKind.STEP:
-                self._step(StepState(data["state"]), step, time)
-            case EventKind.READY:
-                self._ready.add(str(event.step))
-                work = self._work
-                is_loading = work is not None and (work.what, work.detail) == ("loading", step)
-                if is_loading and step.startswith("evaluate"):
-                    self._turn("evaluating", time, step)
-            case EventKind.BEGUN | EventKind.EPOCH:
-                if self._work is None or self._work.what not in ("training", "merging"):
-                    self._turn("training", time, str(event.step))
+                assert traits is not None
+                self._step(StepState(data["state"]), step, traits, time)
+            case EventKind.READY if traits:
+                self._ready.add(step)
+                if self._is_loading(step) and not traits.trains:
+                    self._turn(_what(step, traits), time, step)
+            case EventKind.BEGUN | EventKind.EPOCH | EventKind.PROGRESS if traits:
+                if self._work is None or self._work.detail != step or self._is_loading(step):
+                    self._turn(_what(step, traits), time, step)
             case EventKind.SENDING:
                 self._open("sending", _link(data), time, f"to {data['peer']}")
             case EventKind.SENT | EventKind.RETRY:
@@ -88,12 +98,15 @@ class SiteSpans:
             for what, name in list(self._links):
                 self._close(what, name, time)
 
-    def _step(self, state: StepState, step: str, time: float) -> None:
-        kind = step.partition(".")[0]
+    def _is_loading(self, step: StepId) -> bool:
+        work = self._work
+        return work is not None and (work.what, work.detail) == ("loading", step)
+
+    def _step(self, state: StepState, step: StepId, traits: Traits, time: float) -> None:
         if state == StepState.RUNNING:
-            is_ready = kind == "evaluate" and step in self._ready
-            first: Doing = "evaluating" if is_ready else "loading"
-            self._turn("merging" if kind == "merge" else first, time, step)
+            is_ready = not traits.reads_data or (step in self._ready and not traits.trains)
+            is_ready = is_ready and not traits.passes_on
+            self._turn(_what(step, traits) if is_ready else "loading", time, step)
             return
         if state == StepState.QUEUED:
             if self._work is None or self._work.what == "waiting":
@@ -102,8 +115,8 @@ class SiteSpans:
         self._ready.discard(step)
         if state == StepState.SKIPPED:
             self._spans.append(_Span("skipped", time, time, step))
-        self._trained |= kind == "train" and state != StepState.WAITING
-        self._delivered |= kind == "deliver"
+        self._trained |= traits.trains and state != StepState.WAITING
+        self._delivered |= operation_of(step) == DELIVER
         # Another step may be running: only its own end ends the work.
         if self._work is None or self._work.what == "waiting" or self._work.detail == step:
             self._rest(time)
@@ -139,6 +152,10 @@ class SiteSpans:
         """Sorted by begin; an open span has no end."""
         known = [*self._spans, *([self._work] if self._work else ()), *self._links.values()]
         return [span.encoded(shift) for span in sorted(known, key=lambda span: span.begin)]
+
+
+def _what(step: StepId, traits: Traits) -> Doing:
+    return _KNOWN.get(activity_of(step, traits), "computing")
 
 
 def _link(data: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import SiteName, StepId, site_of
 from fedelmy_node.domain.plan_steps import MAX_STEPS
 from fedelmy_node.domain.reports import RunReport
+from fedelmy_node.domain.step_traits import operation_of
 from fedelmy_node.domain.text import clean_all
 
 FORMAT: Final = "fedelmy-report/1"
@@ -118,7 +119,7 @@ class RunHistory:
             return
         site = self._sites[event.site]
         site.last_at = event.time
-        site.spans.add(event)
+        site.spans.add(event, self.progress.traits(event.step) if event.step else None)
         site.line(event)
         if event.kind in _TRANSFER_EVENTS:
             self._handovers.add(event)
@@ -153,7 +154,8 @@ class RunHistory:
 
     def _step(self, site: _SiteHistory, step: StepId, kind: str = "") -> StepHistory:
         if step not in site.steps:
-            site.steps[step] = StepHistory(step, kind or step.partition(".")[0])
+            trains = self.progress.traits(step).trains
+            site.steps[step] = StepHistory(step, kind or operation_of(step), trains)
         return site.steps[step]
 
     def _note(self, site: _SiteHistory, event: Event) -> None:
@@ -225,7 +227,7 @@ class RunHistory:
             "began_at": began_at,
             "ended_at": ended_at,
             "seconds": round(ended_at - began_at, 3) if began_at and ended_at else None,
-            "shape": shape_of(self.progress.steps),
+            "shape": shape_of(self.progress.outline),
             "recipe": clean_all(dict(recipe)) if recipe else None,
             "holders": list(self.progress.outcome().holders),
             "sites": [own[name] | self._site(name, skipped) for name in self._sites],
@@ -259,7 +261,8 @@ class RunHistory:
         step_counts = next((step["counts"] for step in encoded if step["counts"]), None)
         parameters = count(prepared.get("parameters")) or (report.parameters if report else None)
         spans = site.spans.encoded(shift)
-        mine = [step for step in skipped if site_of(step) == name and step.startswith("train")]
+        own = [step for step in skipped if site_of(step) == name]
+        mine = [step for step in own if self.progress.traits(step).trains]
         if progress.skipped and mine:
             begin, by = min(skipped[step] for step in mine)
             spans.append({"what": "skipped", "begin": begin, "end": None, "detail": f"by {by}"})

@@ -49,7 +49,7 @@ def gather_history(
         lambda site, client: _read(sites, client, reports[site], fold), list(reports)
     )
     missing = [*refusals, *lost, *broken]
-    history.extend(reported_run(run, reports, history.progress.steps))
+    history.extend(reported_run(run, reports, history.progress.outline))
     history.take(reports, {refusal.site: refusal.error for refusal in missing}, asked_at=asked_at)
     return history, reports, missing
 

@@ -9,8 +9,9 @@ from typing import Any, Final
 from fedelmy_launcher.view.history.event_values import number, text
 from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.events import EdgeState, Event, EventKind
-from fedelmy_node.domain.names import EdgeId, known_edge
+from fedelmy_node.domain.names import EdgeId, edge_ends, known_edge
 from fedelmy_node.domain.reports import EdgeReport
+from fedelmy_node.domain.step_traits import operation_of
 
 _MAX_POINTS: Final = 200
 """Of bytes over time, per transfer: enough for a curve."""
@@ -139,7 +140,7 @@ class Handovers:
             name = f"{ends[0]}>{ends[1]}"
         found = self._edges.get(name)
         if found is None and len(self._edges) < _MAX_EDGES:
-            carries = EdgeId(name).partition(">")[2].partition(".")[0] if "@" in name else ""
+            carries = operation_of(edge_ends(EdgeId(name))[1]) if "@" in name else ""
             found = self._edges[name] = _Handover(name, ends[0], ends[1], carries)
         # Ignore events about an edge from any site but its two ends.
         return found if found is not None and (found.sender, found.receiver) == ends else None

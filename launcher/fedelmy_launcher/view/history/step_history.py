@@ -20,6 +20,7 @@ from fedelmy_launcher.view.history.event_values import (
 from fedelmy_node.domain.events import Event, EventKind, StepState
 from fedelmy_node.domain.names import StepId
 from fedelmy_node.domain.reports import StepReport
+from fedelmy_node.domain.step_traits import EVALUATE
 
 _MAX_EPOCHS: Final = 100_000
 """Per step; limits what a site can make us store."""
@@ -58,6 +59,7 @@ class StepHistory:
 
     step: StepId
     kind: str
+    trains: bool
     state: str = StepState.WAITING
     began_at: float | None = None
     ended_at: float | None = None
@@ -157,6 +159,7 @@ class StepHistory:
         return {
             "step": self.step,
             "kind": self.kind,
+            "trains": self.trains,
             "state": self.state,
             "began_at": None if self.began_at is None else self.began_at - shift,
             "ended_at": None if self.ended_at is None else self.ended_at - shift,
@@ -174,7 +177,7 @@ class StepHistory:
             "member_accuracies": shares(result.get("member_accuracies")),
             "pool_distances": matrix(result.get("pool_distances")),
             "embedding": embedding(result.get("embedding")),
-            "evaluation": evaluation(result) if self.kind == "evaluate" and result else None,
+            "evaluation": evaluation(result) if self.kind == EVALUATE and result else None,
             "members": [self.members[number].encoded(shift) for number in sorted(self.members)],
         }
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fedelmy_launcher.view.report.drawing import BLUE, GREY, INK, Style, drawing
+from fedelmy_launcher.view.report.headline import trains
+from fedelmy_node.domain.step_traits import DELIVER
 from fedelmy_node.domain.text import bytes_text
 
 _ALL_TO_ALL: Final = "DFedAvgM, DFedSAM, FedELMY in parallel: all to all"
@@ -22,11 +24,15 @@ class Method:
     measured: bool = False
 
 
+def model_bytes(history: Mapping[str, Any]) -> int:
+    """The size of what the sites hand over during training; a result of several is larger."""
+    handed = [t["bytes"] for t in history["transfers"] if t["carries"] != DELIVER]
+    return max(handed, default=0) or int(history["bundle_bytes"])
+
+
 def methods_compared(history: Mapping[str, Any]) -> list[Method]:
     """For N sites and a model of M bytes, this run first; empty until M is known."""
-    sites, model = len(history["sites"]), history["bundle_bytes"]
-    if not model:
-        model = max((transfer["bytes"] for transfer in history["transfers"]), default=0)
+    sites, model = len(history["sites"]), model_bytes(history)
     if not model:
         return []
     return [
@@ -44,7 +50,7 @@ def methods_compared(history: Mapping[str, Any]) -> list[Method]:
 def _several_rounds(history: Mapping[str, Any], sites: int, model: int) -> list[Method]:
     """The formula for this run's own shape, if it has several rounds."""
     kind = (history.get("shape") or {}).get("kind")
-    visits = [sum(step["kind"] == "train" for step in site["steps"]) for site in history["sites"]]
+    visits = [sum(trains(step) for step in site["steps"]) for site in history["sites"]]
     rounds = max(visits, default=1)
     if rounds > 1 and kind == "ring":
         size = (rounds * sites - 1) * model

@@ -19,6 +19,7 @@ from fedelmy_launcher.view.report.drawing import (
     mark_undisclosed,
     style_of,
 )
+from fedelmy_launcher.view.report.headline import trains
 
 _MAX_POINTS: Final = 400
 """Per line; more cannot be distinguished."""
@@ -33,15 +34,19 @@ def site_curves(site: Mapping[str, Any], *, name: str = "") -> str | None:
         return None
     members = [member for _, member in runs]
     steps = list(dict.fromkeys(step["step"] for step, _ in runs))
+    visits = list(dict.fromkeys(step["step"] for step, _ in runs if trains(step)))
     many = max(member["member"] for member in members) + 1
     title = f"Loss and validation accuracy at {site['name']}"
     with drawing(name or f"curves-{site['name']}", title, height=2.6) as canvas:
         left, right = canvas.figure.subplots(1, 2)
         for step, member in runs:
-            visit = f", visit {steps.index(step['step']) + 1}" if len(steps) > 1 else ""
+            when = "" if trains(step) else f", {step['kind']}"
+            if trains(step) and len(visits) > 1:
+                when = f", visit {visits.index(step['step']) + 1}"
             is_warm_up = member["phase"] == "warm-up"
-            text = "warm-up" if is_warm_up else f"member {member['member']}{visit}"
-            style = _style(member, many)
+            text = label("warm-up" if is_warm_up else f"member {member['member']}{when}")
+            number = steps.index(step["step"]) * (many - 1) + max(0, member["member"] - 1)
+            style = _style(member, number, len(steps) * (many - 1))
             _line(left, member, "loss", text, style)
             _line(right, member, "accuracy", text, style)
         _finish(left, f"{site['name']}: loss", members, "loss")
@@ -61,10 +66,10 @@ def site_curves(site: Mapping[str, Any], *, name: str = "") -> str | None:
     return canvas.svg
 
 
-def _style(member: Mapping[str, Any], many: int) -> Style:
+def _style(member: Mapping[str, Any], number: int, many: int) -> Style:
     if member["phase"] == "warm-up":
         return {"color": INK, "linestyle": ":", "marker": "."}
-    return style_of(member["member"] - 1 if member["member"] else 0, many - 1)
+    return style_of(number, many)
 
 
 def _line(axes: Axes, member: Mapping[str, Any], key: str, text: str, style: Style) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedelmy_node.domain.step_traits import traits_of
 from fedelmy_node.domain.text import duration_text, percent
 
 
@@ -32,7 +33,12 @@ def headline(history: Mapping[str, Any]) -> str:
 
 
 def has_trained(site: Mapping[str, Any]) -> bool:
-    return any(step["kind"] == "train" and step["state"] == "done" for step in site["steps"])
+    return any(trains(step) and step["state"] == "done" for step in site["steps"])
+
+
+def trains(step: Mapping[str, Any]) -> bool:
+    """Whether a step, or one that was left out, trains; files of older software do not say."""
+    return bool(step.get("trains", traits_of(step["step"]).trains))
 
 
 def _done(history: Mapping[str, Any]) -> str:
@@ -49,16 +55,16 @@ def _done(history: Mapping[str, Any]) -> str:
 
 
 def _skipped(history: Mapping[str, Any]) -> str:
-    trains = [left["site"] for left in history["left_out"] if left["step"].startswith("train")]
-    return ", ".join(dict.fromkeys(trains))
+    out = [left["site"] for left in history["left_out"] if trains(left)]
+    return ", ".join(dict.fromkeys(out))
 
 
 def reasons(history: Mapping[str, Any]) -> list[str]:
     """Skipped and silent sites, contradictions, missing counts and clock differences."""
     sites, lines = history["sites"], []
     for left in history["left_out"]:
-        is_train = left["step"].startswith("train")
-        what = "Its training is not in the result" if is_train else "It did not get the result"
+        lost = "Its training is not in the result"
+        what = lost if trains(left) else "It did not get the result"
         code = f" ({left['code']})" if left["code"] else ""
         by = f", according to {left['by']}" if left["by"] else ""
         lines.append(

@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from fedelmy_launcher.view.report.drawing import BLUE, INK, ORANGE, Style, drawing, grid_of, label
+from fedelmy_launcher.view.report.headline import trains
 
 _NUMBERED: Final = 9
 """Up to so many members, the cells of a heatmap show their numbers."""
@@ -32,10 +33,10 @@ _RANGE: Final[Style] = {
 
 
 def trained(history: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Every train step with its site's name, numbered where a site trains more than once."""
+    """Every step that trains, with its site's name; numbered where a site does so repeatedly."""
     found = []
     for site in history["sites"]:
-        steps = [step for step in site["steps"] if step["kind"] == "train"]
+        steps = [step for step in site["steps"] if trains(step)]
         for visit, step in enumerate(steps, 1):
             found.append((site["name"] if len(steps) == 1 else f"{site['name']} ({visit})", step))
     return found
@@ -85,7 +86,7 @@ def _legend() -> list[Line2D]:
 
 
 def pool_distances(history: Mapping[str, Any], *, name: str = "pool-distances") -> str | None:
-    """One heatmap per train step, all on one scale; None if undisclosed."""
+    """One heatmap per step that trains, all on one scale; None if undisclosed."""
     steps = trained(history)
     known = [(site, step["pool_distances"]) for site, step in steps if step["pool_distances"]]
     if not known:

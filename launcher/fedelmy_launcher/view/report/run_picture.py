@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fedelmy_launcher.view.graph_layout import MAX_LINKS, Look, Picture, Place, line_of, picture_of
-from fedelmy_launcher.view.report.headline import has_trained
+from fedelmy_launcher.view.report.headline import has_trained, trains
 from fedelmy_launcher.view.report.rendering import render
 from fedelmy_node.domain.events import EdgeState
 from fedelmy_node.domain.text import bytes_text, duration_text, percent
@@ -99,7 +99,7 @@ def _box(site: Mapping[str, Any], place: Place) -> _Box:
     if accuracy is not None:
         lines.append(f"result: {percent(accuracy)} here")
     elif site["training_seconds"]:
-        visits = sum(step["kind"] == "train" and step["state"] == "done" for step in site["steps"])
+        visits = sum(trains(step) and step["state"] == "done" for step in site["steps"])
         often = f"{visits} times, " if visits > 1 else ""
         lines.append(f"trained {often}{duration_text(site['training_seconds'], exact=True)}")
     return _Box(site["name"], state, tuple(lines[:2]), look, place)

@@ -8,7 +8,11 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from fedelmy_launcher.view.report.byte_charts import bytes_against_paper, methods_compared
+from fedelmy_launcher.view.report.byte_charts import (
+    bytes_against_paper,
+    methods_compared,
+    model_bytes,
+)
 from fedelmy_launcher.view.report.charts import (
     class_histograms,
     class_names,
@@ -22,6 +26,7 @@ from fedelmy_launcher.view.report.rendering import render
 from fedelmy_launcher.view.report.run_picture import run_picture
 from fedelmy_launcher.view.report.timeline import timeline
 from fedelmy_node.domain.errors import CATALOGUE
+from fedelmy_node.domain.step_traits import operation_of
 
 _MAX_LINES: Final = 4000
 """Of the log on the page; the JSON file has more."""
@@ -35,6 +40,8 @@ _SPENT: Final = (
     "sending",
     "unreachable",
 )
+_OPERATIONS: Final = _SPENT.index("evaluating")
+"""Where the columns of a strategy's own operations come."""
 _SKIPPED_FILES: Final = "E-DATA-UNREADABLE"
 _SKIPPED_FILES_ADVICE: Final = (
     "The site skips these files, as its site.toml says. `fedelmy-node doctor` at the site names them;"
@@ -71,9 +78,14 @@ def _timeline(history: Mapping[str, Any]) -> dict[str, Any]:
         spent: dict[str, float] = {}
         for span in site["spans"]:
             end = (now or span["begin"]) if span["end"] is None else span["end"]
-            spent[span["what"]] = spent.get(span["what"], 0.0) + max(0.0, end - span["begin"])
+            what = span["what"]
+            if what == "computing":
+                what = operation_of(span["detail"])
+            spent[what] = spent.get(what, 0.0) + max(0.0, end - span["begin"])
         rows.append((site, spent))
-    return {"picture": _svg(timeline(history)), "rows": rows, "columns": _SPENT}
+    operations = {what for _, spent in rows for what in spent} - {*_SPENT, "skipped"}
+    columns = (*_SPENT[:_OPERATIONS], *sorted(operations), *_SPENT[_OPERATIONS:])
+    return {"picture": _svg(timeline(history)), "rows": rows, "columns": columns}
 
 
 def _curves(history: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +129,8 @@ def _features(history: Mapping[str, Any]) -> dict[str, Any]:
 
 def _bytes(history: Mapping[str, Any]) -> dict[str, Any]:
     picture, methods = _svg(bytes_against_paper(history)), methods_compared(history)
-    return {"picture": picture, "methods": methods, "sites_": len(history["sites"])}
+    known = {"sites_": len(history["sites"]), "model": model_bytes(history)}
+    return {"picture": picture, "methods": methods, **known}
 
 
 def _evaluation(history: Mapping[str, Any]) -> dict[str, Any]:

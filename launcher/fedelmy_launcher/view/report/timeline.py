@@ -23,6 +23,7 @@ from fedelmy_launcher.view.report.drawing import (
     label,
 )
 from fedelmy_node.domain.events import EdgeState
+from fedelmy_node.domain.step_traits import operation_of
 
 _LOOKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "waiting": ("#eef1f4", "", "waiting"),
@@ -30,13 +31,15 @@ _LOOKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "loading": (SKY, "", "loading"),
     "training": (BLUE, "", "training"),
     "merging": ("#cc79a7", "", "merging"),
+    "computing": ("#f0e442", "", "computing"),
     "evaluating": (GREEN, "\\\\\\", "evaluating"),
     "sending": (ORANGE, "", "sending"),
     "unreachable": ("#ffffff", "xxxx", "neighbour unreachable"),
     "skipped": ("#d9dee3", "////", "skipped"),
 }
 """Colour, hatching and legend."""
-_WORK: Final = ("waiting", "queued", "loading", "training", "merging", "evaluating", "skipped")
+_LINKS: Final = ("sending", "unreachable")
+"""Drawn below the site's work."""
 _DONE: Final = (EdgeState.DONE, EdgeState.SETTLED)
 _MAX_ARROWS: Final = 400
 _RETRY: Final[Style] = {"linestyle": "", "marker": "X", "color": RED, "markeredgecolor": INK}
@@ -72,8 +75,18 @@ def timeline(history: Mapping[str, Any], *, name: str = "timeline") -> str | Non
         axes.set_xlabel(f"{unit} since the run began")
         axes.grid(axis="x")
         axes.tick_params(axis="y", length=0)
+        operations = dict.fromkeys(
+            operation_of(span["detail"]) for span in spans if span["what"] == "computing"
+        )
+        names = {"computing": label(", ".join(operations))}
         handles: list[Any] = [
-            Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.5, label=text)
+            Patch(
+                facecolor=colour,
+                hatch=hatch,
+                edgecolor=INK,
+                linewidth=0.5,
+                label=names.get(what, text),
+            )
             for what, (colour, hatch, text) in _LOOKS.items()
             if what in seen
         ]
@@ -110,7 +123,7 @@ def _site(axes: Axes, row: int, spans: list[dict[str, Any]], place: Any, end: fl
         if not bars:
             continue
         seen.add(what)
-        where, line = ((row - 0.3, 0.38), 0.3) if what in _WORK else ((row + 0.1, 0.2), 0.6)
+        where, line = ((row + 0.1, 0.2), 0.6) if what in _LINKS else ((row - 0.3, 0.38), 0.3)
         style: Style = {"hatch": hatch, "edgecolor": RED if what == "unreachable" else INK}
         axes.broken_barh(bars, where, facecolor=colour, linewidth=line, **style)
     return seen

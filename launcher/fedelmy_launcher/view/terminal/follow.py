@@ -121,7 +121,7 @@ class _Follower:
         self._unmet.discard(site)
         reports, refusals = discover(self._sites, self._progress.run)
         known = {refusal.site for refusal in refusals}
-        found = reported_run(self._progress.run, reports, self._progress.steps)
+        found = reported_run(self._progress.run, reports, self._progress.outline)
         new = self._progress.extend(found)
         self._listen(new)
         self._inspect([site for site in (site, *new) if site not in known])

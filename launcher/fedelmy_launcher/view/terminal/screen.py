@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol, Self
 
@@ -21,7 +22,8 @@ from fedelmy_node.cli.app import emit_json
 from fedelmy_node.config.decode import encode
 from fedelmy_node.domain.event_text import narrate
 from fedelmy_node.domain.events import Event, StepState
-from fedelmy_node.domain.step_traits import DELIVER, MERGE, TRAIN
+from fedelmy_node.domain.names import StepId
+from fedelmy_node.domain.step_traits import DELIVER, MERGE
 from fedelmy_node.domain.text import duration_text
 
 _REFRESHES_PER_SECOND: Final = 8
@@ -118,22 +120,29 @@ def live_view(
 
 def _summary(progress: RunProgress, now: float) -> str:
     """The progress of the run as a whole, and the remaining training time if it is known."""
-    trained, to_train = _share(progress, TRAIN)
-    merged, to_merge = _share(progress, MERGE)
+    training, others = [], dict[str, list[StepId]]()
+    for step in progress.steps:
+        traits = progress.traits(step.id)
+        if traits.trains:
+            training.append(step.id)
+        elif traits.has_output and not traits.passes_on:
+            others.setdefault("merged" if step.kind == MERGE else step.kind, []).append(step.id)
+    trained, to_train = _share(progress, training)
+    shares = {what: _share(progress, steps) for what, steps in others.items()}
+    rest = [f"{what}: {done} of {every}" for what, (done, every) in shares.items()]
     if trained == to_train and to_train:
-        there, receivers = _share(progress, DELIVER)
-        merges = f"merged: {merged} of {to_merge}; " if to_merge else ""
-        return f"all sites have trained; {merges}result delivered to {there} of {receivers}"
+        receivers = [step.id for step in progress.steps if step.kind == DELIVER]
+        there, every = _share(progress, receivers)
+        delivered = f"result delivered to {there} of {every}"
+        return "; ".join(["all sites have trained", *rest, delivered])
     visits = " visits" if to_train > len(progress.sites) else ""
-    texts = [f"trained: {trained} of {to_train}{visits}" if to_train else ""]
-    texts += [f"merged: {merged} of {to_merge}"] if to_merge else []
+    texts = [f"trained: {trained} of {to_train}{visits}"] if to_train else []
     forecast = training_left(progress, now)
-    return "; ".join([*texts, *([forecast.sentence()] if forecast else [])])
+    return "; ".join([*texts, *rest, *([forecast.sentence()] if forecast else [])])
 
 
-def _share(progress: RunProgress, kind: str) -> tuple[int, int]:
-    """The number of finished steps of a kind, and of all of them."""
-    steps = [step.id for step in progress.steps if step.kind == kind]
+def _share(progress: RunProgress, steps: Sequence[StepId]) -> tuple[int, int]:
+    """The number of these steps that are finished, and of all of them."""
     return sum(progress.state_of(step) == StepState.DONE for step in steps), len(steps)
 
 

@@ -214,8 +214,7 @@ def _pool(site: SiteProgress) -> tuple[int, int, int]:
 
 
 def _epoch(site: SiteProgress) -> str:
-    is_training = site.epoch and site.doing in ("warm-up", "training")
-    return f"{site.epoch}/{site.epochs}" if is_training else ""
+    return f"{site.epoch}/{site.epochs}" if site.is_fitting and site.epoch else ""
 
 
 def _accuracy(site: SiteProgress) -> str:

@@ -12,9 +12,9 @@ from fedelmy_launcher.control.sites import Sites, expiry_warnings
 from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_launcher.view.site_progress import SiteProgress
 from fedelmy_node.domain.events import EdgeState, Event, RunState, StepState
-from fedelmy_node.domain.names import SiteName
+from fedelmy_node.domain.names import SiteName, StepId, edge_ends
 from fedelmy_node.domain.reports import NodeDescription, RunReport
-from fedelmy_node.domain.step_traits import TRAIN
+from fedelmy_node.domain.step_traits import traits_of
 from fedelmy_node.domain.text import bytes_text, duration_text, percent
 from fedelmy_node.identity.keystore import Identity
 from fedelmy_node.store.disk_budget import CHECKPOINT_MODELS
@@ -47,9 +47,16 @@ def needed_bytes(report: RunReport) -> int:
     """A lower bound of what a run will still write at a site; reports lack the pool's size."""
     if RunState(report.state).is_final:
         return 0
-    arriving = sum(edge.receiver == report.site and edge.state in _AHEAD for edge in report.edges)
-    to_do = [step for step in report.steps if step.state in _TO_DO]
-    writing = sum(step.kind == TRAIN for step in to_do)
+    own = report.operations
+    arriving = sum(
+        edge.receiver == report.site
+        and edge.state in _AHEAD
+        and traits_of(edge_ends(edge.edge)[0] or StepId(""), own).leaves == "weights"
+        for edge in report.edges
+    )
+    writing = sum(
+        step.state in _TO_DO and traits_of(step.step, own).trains for step in report.steps
+    )
     checkpoints = _PARAMETER_BYTES * report.parameters * (CHECKPOINT_MODELS if writing else 0)
     return report.bundle_bytes * (arriving + writing) + checkpoints
 
@@ -102,12 +109,12 @@ def pace_of(site: SiteProgress) -> dict[str, Any]:
 
 def pace_text(site: SiteProgress) -> str:
     """The same as text; empty before the first epoch."""
-    if not site.epoch and not site.member:
-        return ""
-    who = f"pool member {site.member}/{site.members}" if site.member else "warm-up"
-    parts = [who, f"epoch {site.epoch}/{site.epochs}"]
-    if site.validation is not None:
-        parts.append(f"validation {percent(site.validation)}")
+    parts = [site.loop] if site.loop else []
+    if site.is_fitting:
+        who = f"pool member {site.member}/{site.members}" if site.member else "warm-up"
+        parts = [who, f"epoch {site.epoch}/{site.epochs}"]
+        if site.validation is not None:
+            parts.append(f"validation {percent(site.validation)}")
     left = site.seconds_left(time.time())
     if left is not None:
         parts.append(f"about {duration_text(left)} left")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from fedelmy_node.config.site_file import SiteConfig
-from fedelmy_node.consent.rules import efforts, refuse_bundle
+from fedelmy_node.consent.rules import efforts, refuse_report
 from fedelmy_node.domain.errors import FedelmyError, TrainingError
 from fedelmy_node.domain.names import PeerAddress
 from fedelmy_node.domain.plan import Slice
@@ -93,7 +93,7 @@ class PlanExamination:
         plan, config = self.plan, self.config
         try:
             self.prepared = self.look()
-            refuse_bundle(plan, config.consent, self.prepared.report.get("bundle_bytes", 0))
+            refuse_report(plan, config.consent, self.prepared.report)
         except FedelmyError as error:
             self._refuse(error)
             if self.prepared is None:

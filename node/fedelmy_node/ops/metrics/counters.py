@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from fedelmy_node.domain.errors import CATALOGUE
 from fedelmy_node.domain.events import Event, EventKind, RunState, StepState
 from fedelmy_node.domain.names import RunId, StepId
-from fedelmy_node.domain.step_traits import BUILT_IN
+from fedelmy_node.domain.step_traits import TRAIN, operation_of
 
 _BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 _STEP_BUCKETS: Final = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 259_200)
@@ -25,11 +25,6 @@ _REMEMBERED: Final = 1000
 def known_code(code: object) -> str:
     """Return the code if it is in the catalogue: peers must not be able to create labels."""
     return code if isinstance(code, str) and code in CATALOGUE else "other"
-
-
-def kind_of(step: StepId | None) -> str:
-    kind = (step or "").partition(".")[0]
-    return kind if kind in BUILT_IN else "other"
 
 
 class EventCounters:
@@ -70,7 +65,7 @@ class EventCounters:
         for state in _RUN_ENDS:
             self._runs_ended.labels(state)
         for end in (StepState.DONE, StepState.FAILED):
-            self._steps_ended.labels("train", end)
+            self._steps_ended.labels(TRAIN, end)
         for phase in ("warm-up", "member"):
             self._epochs.labels(phase)
         self._lock = threading.Lock()
@@ -112,8 +107,9 @@ class EventCounters:
                 pass
 
     def _take_step(self, event: Event) -> None:
-        state, kind = StepState(event.data["state"]), kind_of(event.step)
         assert event.step is not None, "step events name their step"
+        # Few: a site accepts only plans whose operations are installed there.
+        state, kind = StepState(event.data["state"]), operation_of(event.step)
         key = event.run, event.step
         with self._lock:
             begun = self._begun.pop(key, None)

@@ -45,6 +45,8 @@ class SiteData:
     """Samples per class in all three parts; every class of the federation, in its order."""
     missing_classes: tuple[str, ...]
     """Classes without a sample in train and validation."""
+    smallest_class: int
+    """Samples in train and validation of the smallest class that has any there."""
     left_out: int
     """Unreadable files that were skipped."""
     unreadable: tuple[str, ...] = ()
@@ -155,5 +157,6 @@ def _site_data(
         test=test,
         class_counts=dict(zip(classes, counts.tolist(), strict=True)),
         missing_classes=tuple(missing),
+        smallest_class=int(taught[taught > 0].min()),
         left_out=left_out,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from fedelmy_node.config.decode import canonical_json, decode, parse_json
 from fedelmy_node.domain.errors import BundleError, DataError
-from fedelmy_node.domain.federation import InputFormat, ModelSpec, Recipe, Task
+from fedelmy_node.domain.federation import InputFormat, ModelSpec, Recipe, StrategySpec, Task
 from fedelmy_node.domain.reports import ResultModel
 from fedelmy_node.domain.step_traits import DELIVER, EVALUATE, MODEL
 from fedelmy_node.store.durable_files import check_intact, replacing
@@ -36,7 +37,7 @@ from fedelmy_node.training.job import DataSpec, Input, Job
 from fedelmy_node.training.loading import load
 from fedelmy_node.training.operations import Result
 from fedelmy_node.training.step import run
-from fedelmy_node.training.strategies import result_of
+from fedelmy_node.training.strategies import head_of, result_of
 
 Picture = Path | str | NDArray[Any] | Image.Image | Tensor
 """An image file, an array (H, W) or (H, W, C), a PIL image, or a tensor (H, W) or (C, H, W)."""
@@ -90,14 +91,20 @@ def load_model(file: Path | str, *, code: Collection[str] = ()) -> TrainedModel:
     kind = description.get("result", "model")
     groups = {MODEL: tensors} if kind == "model" else _groups(tensors)
     known = description.get("strategy")  # its package builds the module
-    return _trained(spec, task, result_of(known) if known else Result(kind=kind), groups, code)
+    result = result_of(known) if known else Result(kind=kind)
+    head = None
+    if made := description.get("head"):
+        head = head_of(decode(StrategySpec, made["strategy"]), made["seed"])
+    make = partial(one_model, spec, task, code=code, weights=None, make_head=head)
+    return TrainedModel(module=result_module(result, make, groups), task=task)
 
 
 def load_result(found: ResultModel) -> TrainedModel:
     """Load the result of a run at this site."""
-    recipe, weights = _recipe(found), _weights(found)
-    code, result = (recipe.model.name,), result_of(recipe.strategy.name)
-    return _trained(recipe.model, recipe.task, result, _bundle(found), code, weights)
+    recipe = _recipe(found)
+    result = result_of(recipe.strategy.name)
+    module = result_module(result, _maker(found, recipe), _bundle(found))
+    return TrainedModel(module=module, task=recipe.task)
 
 
 def export_model(found: ResultModel, out: Path) -> None:
@@ -118,6 +125,8 @@ def export_model(found: ResultModel, out: Path) -> None:
         description["result"] = result.kind if result.module is None else "module"
         description |= {"strategy": recipe.strategy.name} if result.module is not None else {}
         named = {f"{group}/{name}": t for group in groups for name, t in groups[group].items()}
+    if head_of(recipe.strategy, recipe.seed) is not None:
+        description["head"] = {"strategy": recipe.strategy, "seed": recipe.seed}
     # Other software expects float32, whatever type the bundle had.
     tensors = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).contiguous().clone()
@@ -133,13 +142,23 @@ def _whole_groups(found: ResultModel) -> Groups:
     recipe, groups = _recipe(found), _bundle(found)
     if recipe.model.frozen is None:
         return groups
-    how: Any = {"code": (recipe.model.name,), "weights": _weights(found)}
+    make = _maker(found, recipe)
     return {
-        group: one_model(recipe.model, recipe.task, state, **how).state_dict()
-        if is_model(group)
-        else state
+        group: make(state).state_dict() if is_model(group) else state
         for group, state in groups.items()
     }
+
+
+def _maker(found: ResultModel, recipe: Recipe) -> Callable[[Mapping[str, Tensor]], nn.Module]:
+    """Makes a model of what was trained, with what is frozen."""
+    return partial(
+        one_model,
+        recipe.model,
+        recipe.task,
+        code=(recipe.model.name,),
+        weights=Path(found.weights) if found.weights else None,
+        make_head=head_of(recipe.strategy, recipe.seed),
+    )
 
 
 def evaluate_model(found: ResultModel, data: str | None) -> Mapping[str, Any]:
@@ -161,7 +180,7 @@ def evaluate_model(found: ResultModel, data: str | None) -> Mapping[str, Any]:
         ),
         # The site has agreed to this code, or it would have no result.
         code=(_recipe(found).model.name,),
-        weights=_weights(found),
+        weights=Path(found.weights) if found.weights else None,
     )
     return run(
         load(job), (Input(Path(found.path), found.sha256, operation=DELIVER),), lambda *_: None
@@ -223,10 +242,6 @@ def _file_pixels(path: Path) -> NDArray[Any]:
         raise DataError(error.code, message, hint=hint, private=private) from error
 
 
-def _weights(found: ResultModel) -> Path | None:
-    return Path(found.weights) if found.weights else None
-
-
 def _recipe(found: ResultModel) -> Recipe:
     return decode(Recipe, json.loads(found.recipe))
 
@@ -236,22 +251,6 @@ def _bundle(found: ResultModel) -> Groups:
     path = Path(found.path)
     check_intact(path, found.sha256, f"the result of run {found.run}")
     return read_bundle(path)
-
-
-def _trained(
-    model: ModelSpec,
-    task: Task,
-    result: Result,
-    groups: Groups,
-    code: Collection[str],
-    weights: Path | None = None,
-) -> TrainedModel:
-    """Build a result from whole state dicts, or from what is frozen and what was trained."""
-
-    def make(state: Mapping[str, Tensor]) -> nn.Module:
-        return one_model(model, task, state, code=code, weights=weights)
-
-    return TrainedModel(module=result_module(result, make, groups), task=task)
 
 
 def _groups(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,9 +12,7 @@ from torch import Tensor, nn
 from fedelmy_node.domain.errors import BundleError
 from fedelmy_node.domain.federation import ModelSpec, Task
 from fedelmy_node.training.bundle_file import Groups, is_model
-from fedelmy_node.training.models import build
-from fedelmy_node.training.models.trainable import frozen_names
-from fedelmy_node.training.models.weights_file import load_weights
+from fedelmy_node.training.models.recipe_model import MakeHead, recipe_model
 from fedelmy_node.training.operations import Result
 from fedelmy_node.training.weights import FlatModel
 
@@ -54,10 +53,11 @@ def one_model(
     *,
     code: Collection[str],
     weights: Path | None,
+    make_head: MakeHead | None,
 ) -> nn.Module:
     """Make a model of a state dict: all of it, or its trained part, if the rest is frozen."""
-    module = build(spec, task, 0, code=code)
-    if spec.frozen is not None:
-        load_weights(module, spec, task, weights)
-    FlatModel(module, frozen_names(module, spec, task)).load_state_dict(state)
-    return module
+    if spec.frozen is None:
+        spec = replace(spec, weights=None)
+    made = recipe_model(spec, task, 0, code=code, weights=weights, make_head=make_head)
+    FlatModel(made.module, made.frozen).load_state_dict(state)
+    return made.module

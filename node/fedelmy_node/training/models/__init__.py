@@ -83,8 +83,10 @@ def build(
 ) -> nn.Module:
     """Build the model for a task, with random values; without a seed on the meta device.
 
-    What the recipe does not train is frozen; `weights_file.load_weights` sets its values. `code` lists the `module:function` names that this site allows. Raises E-TRAINING-MODEL if the
-    model does not accept the task's input.
+    Raises E-TRAINING-MODEL if the model does not accept the task's input; that is tested without a
+    seed, before values cost anything. What the recipe does not train is frozen;
+    `weights_file.load_weights` sets its values. `code` lists the `module:function` names that this
+    site allows.
     """
     check_model(spec.name)
     if is_code(spec.name) and spec.name not in code:

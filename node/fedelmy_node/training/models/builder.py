@@ -1,4 +1,9 @@
-"""Build a model by name: values from the seed alone, and a test of its forward pass."""
+"""Build a model by name: values from the seed alone, or shapes and a test of its forward pass.
+
+Only a model without values is tested. Every site prepares with one before a run, and simulation
+begins with one; the operations on the meta device import torch's compiler (`torch._dynamo`), which
+would delay each trainer by one to two seconds.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +26,13 @@ Factory = Callable[[Task], nn.Module]
 def build_model(spec: ModelSpec, task: Task, seed: int | None) -> nn.Module:
     """See `models.build`."""
     factory = _factory(spec.name)
-    with torch.device("meta"), warnings.catch_warnings():
-        # A factory that loads a state dict gets this warning for every tensor, and only here.
-        message = r"for .*: copying from a non-meta parameter"
-        warnings.filterwarnings("ignore", message, UserWarning)
-        shapes = _construct(factory, spec, task)
-    _check_forward(shapes, spec, task)
     if seed is None:
-        module = shapes
+        with torch.device("meta"), warnings.catch_warnings():
+            # A factory that loads a state dict gets this warning for every tensor, and only here.
+            message = r"for .*: copying from a non-meta parameter"
+            warnings.filterwarnings("ignore", message, UserWarning)
+            module = _construct(factory, spec, task)
+        _check_forward(module, spec, task)
     else:
         # Initialisation draws from torch's global generator; `fork_rng` restores its state.
         with torch.random.fork_rng(devices=[]):

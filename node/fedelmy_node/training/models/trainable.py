@@ -41,6 +41,12 @@ def head_names(module: nn.Module, spec: ModelSpec, task: Task) -> frozenset[str]
     return frozenset(name for name in module.state_dict() if heads and name.startswith(heads))
 
 
+def head_path(module: nn.Module, spec: ModelSpec, task: Task) -> str:
+    """The path of the classification head; empty if there is none, or more than one."""
+    paths = [*_head_paths(module, spec.name, len(task.classes))]
+    return paths[0] if len(paths) == 1 else ""
+
+
 def freeze(module: nn.Module, frozen: Collection[str]) -> None:
     """Exclude the frozen parameters from gradients, and keep frozen parts in evaluation mode."""
     if frozen:

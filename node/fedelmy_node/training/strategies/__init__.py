@@ -7,8 +7,9 @@ and the launcher can do it. Packages add strategies by the entry point group `fe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol, cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from fedelmy_node.config.decode import decode, suggestion
 from fedelmy_node.config.registry import BUILT_IN, Registry
@@ -26,6 +27,9 @@ from fedelmy_node.training.operations import (
     Result,
 )
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 class StrategyEntry(NamedTuple):
     """One row of the registry."""
@@ -39,8 +43,9 @@ _HERE: Final = "fedelmy_node.training.strategies"
 _DESCRIPTIONS: Final = {
     "fedelmy": "a pool of diverse models per site, averaged",
     "fedseq": "plain training, one model per site",
-    "fedprox": "as fedseq, but kept close to the received model",
-    "fedavg": "as fedseq; merges weight each model by its number of samples",
+    "fedprox": "as fedseq, held near the model that was received",
+    "fedavg": "as fedseq; where models are merged, each weighs by its samples",
+    "analytic": "solves for the head of a frozen model, from sums over all sites' samples",
 }
 STRATEGIES: Final[Mapping[str, StrategyEntry]] = {
     name: StrategyEntry(text, f"{_HERE}.{name}") for name, text in _DESCRIPTIONS.items()
@@ -50,8 +55,11 @@ INSTALLED: Final = Registry("fedelmy.strategies", "strategy", STRATEGIES, Strate
 
 
 class Strategy(Protocol):
-    """A strategy's module. It may also have a `RESULT` (`operations.Result`), and
-    `warnings(settings, training)`: sentences about settings that are known to do harm.
+    """A strategy's module.
+
+    It may also have a `RESULT` (`operations.Result`), `wire` or `finish` for its plans, `make_head`
+    for another head than the recipe's (docs/extending.md), and `warnings(settings, training)`:
+    sentences about settings that are known to do harm.
     """
 
     Settings: type
@@ -101,6 +109,12 @@ def result_of(name: str) -> Result:
     return result if isinstance(result, Result) else Result()
 
 
+def head_of(strategy: StrategySpec, seed: int) -> Callable[[nn.Linear], nn.Module] | None:
+    """The strategy's function that replaces the head of a model; None if it has none."""
+    make = getattr(strategy_for(strategy.name), "make_head", None)
+    return partial(make, settings=settings_for(strategy), seed=seed) if make else None
+
+
 def declared_traits(name: str) -> dict[str, Traits]:
     """The traits of a strategy's operations that differ from the built-in ones, for a plan."""
     return {
@@ -141,6 +155,22 @@ def warnings_of(recipe: Recipe) -> tuple[str, ...]:
         return ()
     with INSTALLED.foreign(name):
         return tuple(find(settings_for(recipe.strategy), recipe.training))
+
+
+def disclosed_by(plan: Slice) -> tuple[str, ...]:
+    """Entries of `[consent] disclose` that the bundles of a plan imply, as nothing hides them."""
+    shown = operations_told(plan).values()
+    return tuple(dict.fromkeys(entry for each in shown for entry in each.discloses))
+
+
+def operations_told(plan: Slice) -> dict[str, Operation]:
+    """The operations of a plan's strategy whose output tells something that nothing hides."""
+    operations = operations_of(plan.recipe.strategy.name)
+    return {
+        name: each
+        for name, each in operations.items()
+        if not each.hidden_by or each.hidden_by not in plan.operations
+    }
 
 
 def effort_of(recipe: Recipe, *, begins: bool, operation: str = TRAIN) -> Effort:

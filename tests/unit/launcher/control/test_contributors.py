@@ -74,6 +74,7 @@ def test_a_subset_says_who_was_left_out_and_why() -> None:
         {
             "site": "south",
             "step": step,
+            "trains": step.startswith("train"),
             "by": "north",
             "code": "E-PEER-UNREACHABLE",
             "reason": "was out of reach for 5 s",
@@ -101,7 +102,7 @@ def test_a_site_that_came_back_says_itself_that_it_was_skipped() -> None:
 def test_a_site_that_contributed_was_not_left_out_though_somebody_went_around_it() -> None:
     hearsay = origin(without=("train.2@south",)).skipped
     results = {NORTH: Result("ab", 1)}
-    found = outcome_of(PLAN.steps, {}, results, {NORTH: ALL}, hearsay)
+    found = outcome_of(PLAN, {}, results, {NORTH: ALL}, hearsay)
     assert (found.left_out, len(found.contributors)) == ((), 3)
 
 

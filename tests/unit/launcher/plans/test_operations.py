@@ -184,7 +184,7 @@ def test_what_may_not_leave_its_site_is_not_sent() -> None:
     [
         (
             {"absence": SKIP},
-            "strategy 'votes' cannot continue without operation 'collect', so a, b, c cannot be",
+            "strategy 'votes' cannot continue without operation 'collect', so c cannot be",
         ),
         ({"topology": "ring"}, "strategy 'votes' has a topology of its own, so it cannot be set"),
         ({"topology_settings": {"rounds": 2}}, "has a topology of its own"),

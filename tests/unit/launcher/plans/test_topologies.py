@@ -234,7 +234,7 @@ def test_a_site_whose_merge_was_left_out_did_not_get_the_result() -> None:
     )
     origins = {SiteName(site): Origin(contributors=trained, skipped=(skip,)) for site in "ab"}
     results = {SiteName(site): Result("ab", 1) for site in "ab"}
-    outcome = outcome_of(plan.steps, done, results, origins)
+    outcome = outcome_of(plan, done, results, origins)
     assert outcome.contributors == ("a", "b", "c")
     assert outcome.sentences() == [
         "skipped       c: it did not get the result; gone (E-PEER-UNREACHABLE)"
@@ -249,7 +249,7 @@ def test_one_visit_of_several_that_was_left_out() -> None:
     )
     inside = tuple(step for step in sorted(done) if step.startswith("train"))
     origins = {SiteName(site): Origin(contributors=inside, skipped=(skip,)) for site in "abc"}
-    outcome = outcome_of(plan.steps, done, {SiteName("a"): Result("ab", 1)}, origins)
+    outcome = outcome_of(plan, done, {SiteName("a"): Result("ab", 1)}, origins)
     (said,) = outcome.sentences()
     assert "part of its training is not in the result (train.5@b)" in said
 

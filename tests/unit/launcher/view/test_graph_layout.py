@@ -16,7 +16,7 @@ from fedelmy_launcher.view.history.fold import RunHistory
 from fedelmy_launcher.view.report.run_picture import run_picture
 from fedelmy_node.domain.plan import Plan
 from tests.support.federations import make_plan
-from tests.support.shapes import mesh, ring, superclients
+from tests.support.shapes import mesh, ring, star, superclients
 
 MANY = tuple(f"site-{number:03}" for number in range(1, 101))
 BOX = Look(half_width=71, half_height=37, step_x=266, step_y=150, per_row=4, margin=14)
@@ -32,6 +32,9 @@ PLANS: dict[str, tuple[Plan, str]] = {
     "large mesh": (mesh(*MANY[:40]), "mesh"),
     "groups": (superclients(MANY[:3], MANY[3:5], MANY[5:9]), "groups"),
     "large groups": (superclients(MANY[:20], MANY[20:40]), "groups"),
+    "star": (star(*MANY[:5]), "star"),
+    "large star": (star(*MANY[:40]), "star"),
+    "star of two": (star(*MANY[:2]), "line"),
     "one site": (make_plan("alone"), "line"),
 }
 
@@ -39,21 +42,21 @@ PLANS: dict[str, tuple[Plan, str]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_the_shape_is_read_from_the_steps(name: str) -> None:
     plan, kind = PLANS[name]
-    assert shape_of(plan.steps)["kind"] == kind
+    assert shape_of(plan)["kind"] == kind
 
 
 def test_groups_are_in_the_order_of_training() -> None:
-    shape = shape_of(superclients(("b", "a"), ("d", "c")).steps)
+    shape = shape_of(superclients(("b", "a"), ("d", "c")))
     assert shape["groups"] == [["b", "a"], ["d", "c"]]
     assert ["a", "d"] in shape["links"] and ["c", "b"] in shape["links"]
-    assert shape_of(make_plan("north", "south").steps) == line_of(["north", "south"])
+    assert shape_of(make_plan("north", "south")) == line_of(["north", "south"])
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_no_two_sites_lie_on_one_another(name: str) -> None:
     plan, _ = PLANS[name]
     names = list(dict.fromkeys(step.site for step in plan.steps))
-    picture = picture_of(shape_of(plan.steps), names, BOX, DOT)
+    picture = picture_of(shape_of(plan), names, BOX, DOT)
     look = picture.look
     for one, other in combinations(picture.places.values(), 2):
         apart = (
@@ -69,7 +72,7 @@ def test_no_two_sites_lie_on_one_another(name: str) -> None:
 
 
 def test_ways_there_and_back_do_not_lie_on_one_another() -> None:
-    picture = picture_of(shape_of(mesh("a", "b", "c").steps), ["a", "b", "c"], BOX, DOT)
+    picture = picture_of(shape_of(mesh("a", "b", "c")), ["a", "b", "c"], BOX, DOT)
     there, back = picture.route("a", "b"), picture.route("b", "a")
     assert math.hypot(there.x - back.x, there.y - back.y) > 10
     line = picture_of(line_of(["a", "b", "c"]), ["a", "b", "c"], BOX, DOT)

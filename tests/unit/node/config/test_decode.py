@@ -45,6 +45,7 @@ class Outer:
     mode: Literal["a", "b"] = "a"
     colour: Colour = Colour.RED
     path: Path | None = None
+    limit: Literal["auto"] | float = "auto"
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
 
@@ -54,6 +55,7 @@ GOOD = {"name": "x", "inner": {"size": 3}}
 def test_defaults_and_nesting() -> None:
     found = decode(Outer, GOOD | {"path": "/a", "settings": {"alpha": 0.06, "n": 2, "on": True}})
     assert found.inner == Inner(size=3, ratio=0.5)
+    assert found.limit == "auto" and decode(Outer, GOOD | {"limit": 7}).limit == 7.0
     assert found.path == Path("/a")
     assert found.settings == {"alpha": 0.06, "n": 2, "on": True}
 
@@ -72,6 +74,8 @@ def test_defaults_and_nesting() -> None:
         ({"tags": ["one", 2]}, "E-CONFIG-VALUE", ["tags[1]"]),
         ({"pair": [1, 2, 3]}, "E-CONFIG-VALUE", ["pair"]),
         ({"mode": "c"}, "E-CONFIG-VALUE", ["mode", "'a' or 'b'"]),
+        ({"limit": "soon"}, "E-CONFIG-VALUE", ["limit", "'auto' or a number"]),
+        ({"limit": True}, "E-CONFIG-VALUE", ["limit", "'auto' or a number"]),
         ({"colour": "blue"}, "E-CONFIG-VALUE", ["colour", "red"]),
         ({"settings": {"x": [1]}}, "E-CONFIG-VALUE", ["settings.x"]),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fedelmy_launcher.plans.compiler import signed_slices
 from fedelmy_node.config.consent_table import Consent
 from fedelmy_node.config.decode import encode
@@ -140,3 +142,18 @@ def test_how_the_training_differs_from_the_usual() -> None:
     usual = text_for("north")
     for word in ("optimizer is", "SAM", "upper limit", "class counts;", "weights"):
         assert word not in usual
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_what_sums_tell_the_other_sites(masked: bool) -> None:
+    recipe = encode(make_federation().recipe)
+    strategy = {"name": "analytic", "settings": {"masked": masked}}
+    changes = {"strategy": strategy, "model": {"name": "linear"}}
+    text = text_for("south", recipe=recipe | changes)
+    assert "of a class with one sample, the sum is that patient's feature vector." in text
+    assert ("They are sent in clear: every site that receives them" in text) is not masked
+    assert ("the first site adds random numbers that only it knows" in text) is masked
+    assert ("The two sites before and after this one" in text) is masked
+    assert "Site north sends this site statistics to continue with." in text
+    assert "This site sends the statistics that operation train makes to west" in text
+    assert "uses 1,457 training samples" not in text, "it trains no model"

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from fedelmy_node.config.consent_table import Consent
-from fedelmy_node.consent.rules import check_listed, efforts, refuse, refuse_bundle
+from fedelmy_node.config.decode import encode
+from fedelmy_node.consent.rules import check_listed, efforts, refuse, refuse_report
 from fedelmy_node.domain.errors import ConfigError, ConsentError
 from fedelmy_node.domain.federation import StrategySpec
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.training import strategies
 from fedelmy_node.training.strategies import fedseq
-from tests.support.federations import make_plan
+from tests.support.federations import make_federation, make_plan
 
 
 def south(**changes: Any) -> Slice:
@@ -26,7 +27,7 @@ def south(**changes: Any) -> Slice:
 
 def test_a_site_without_limits_agrees() -> None:
     refuse(south(), Consent())
-    refuse_bundle(south(), Consent(), 10**12)
+    refuse_report(south(), Consent(), {"bundle_bytes": 10**12})
     check_listed(Consent(), "south", "anybody")
 
 
@@ -47,7 +48,7 @@ def test_what_is_just_allowed() -> None:
             max_threads=1,
         ),
     )
-    refuse_bundle(south(), Consent(max_bundle_mb=1.5), 1_500_000)
+    refuse_report(south(), Consent(max_bundle_mb=1.5), {"bundle_bytes": 1_500_000})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_threads_and_bundles_have_limits_too() -> None:
     with pytest.raises(ConsentError, match=r"8 CPU threads \(allowed: 4"):
         refuse(south(recipe=recipe), Consent(max_threads=4))
     with pytest.raises(ConsentError, match=r"bundles of 1\.5 MB \(allowed: 1\.2 MB") as caught:
-        refuse_bundle(south(), Consent(max_bundle_mb=1.2), 1_500_001)
+        refuse_report(south(), Consent(max_bundle_mb=1.2), {"bundle_bytes": 1_500_001})
     assert caught.value.code == "E-CONSENT-LIMIT" and "max_bundle_mb" in caught.value.hint
 
 
@@ -155,3 +156,45 @@ def _recipe() -> dict[str, Any]:
         "training": {"epochs": 2},
         "strategy": {"name": "fedelmy", "settings": {"pool_size": 2, "warmup_epochs": 1}},
     }
+
+
+def analytic(*sites: str, **settings: Any) -> Slice:
+    """A plan of sums, for its second site or its only one."""
+    recipe = encode(make_federation().recipe)
+    recipe["strategy"] = {"name": "analytic", "settings": settings}
+    recipe["model"] = {"name": "linear"}
+    return make_plan(*sites, recipe=recipe).slice_for(SiteName(sites[-1]))
+
+
+@pytest.mark.parametrize(
+    ("plan", "limit", "smallest", "refused"),
+    [
+        (analytic("a", "b", "c"), 10, 9, True),
+        (analytic("a", "b", "c"), 10, 10, False),
+        (analytic("a", "b", "c", masked=False), 10, 1, True),
+        (analytic("a", "b", "c"), 1, 1, False),
+        (analytic("a"), 10, 1, False),
+        (south(), 10, 1, False),
+    ],
+)
+def test_sums_of_a_class_with_few_samples_do_not_leave(
+    plan: Slice, limit: int, smallest: int, refused: bool
+) -> None:
+    consent, report = Consent(min_class_samples=limit), {"smallest_class": smallest}
+    if not refused:
+        refuse_report(plan, consent, report)
+        return
+    with pytest.raises(ConsentError, match="a class with fewer than 10 samples") as caught:
+        refuse_report(plan, consent, report)
+    assert caught.value.code == "E-CONSENT-SMALL" and "min_class_samples" in caught.value.hint
+    assert "9" not in caught.value.message, "the operator may not know the number"
+
+
+@pytest.mark.parametrize(("settings", "refused"), [({}, False), ({"masked": False}, True)])
+def test_a_mask_hides_the_class_counts(settings: dict[str, Any], refused: bool) -> None:
+    plan, closed = analytic("a", "b", "c", **settings), Consent(disclose=())
+    if not refused:
+        refuse(plan, closed)
+        return
+    with pytest.raises(ConsentError, match="disclose the number of samples per class"):
+        refuse(plan, closed)

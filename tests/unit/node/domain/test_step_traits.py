@@ -11,6 +11,7 @@ from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.step_traits import Traits
 
 TRAINS = "an operation that trains must have reads_data and has_output"
+SECRET = "an operation with from_secret has an output that stays, and reads no data"
 KEEPS = "an operation with keeps_state must have trains"
 
 
@@ -21,6 +22,8 @@ KEEPS = "an operation with keeps_state must have trains"
         ({"trains": True, "has_output": False}, TRAINS),
         ({"keeps_state": True}, KEEPS),
         ({"keeps_state": True, "gathers": True, "reads_data": False}, KEEPS),
+        ({"from_secret": True, "reads_data": False}, SECRET),
+        ({"from_secret": True, "leaves": ""}, SECRET),
     ],
 )
 def test_traits_that_contradict_each_other_are_refused(

@@ -34,6 +34,7 @@ from fedelmy_node.store.audit_log import Act, AuditLog
 from fedelmy_node.store.durable_files import remove_tree, write_durably
 from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.records import Prepared
+from fedelmy_node.store.site_secret import step_secret
 from fedelmy_node.store.state_directory import Layout, StateLock
 from tests.support.federations import make_plan
 from tests.support.journal_writes import end_run, finish_step, meet_need, set_run
@@ -78,6 +79,7 @@ def state(tmp_path: Path) -> Path:
     for name in ("fit-000.safetensors", "000007.safetensors", "000007.json"):
         (checkpoints / name).write_text(name)
     (root / "site.toml").write_text("[site]\n")
+    step_secret(layout.secret, RUN, "plan", TRAIN)
     junk = (
         "lock",
         "details.log",
@@ -116,6 +118,7 @@ def test_a_site_comes_back_as_it_was_without_what_is_of_no_use(state: Path, tmp_
     assert restored.pop("journal.db") and kept.pop("journal.db")
     assert restored == kept and contents.runs == 1
     assert (again / "identity" / "key.pem").stat().st_mode & 0o777 == 0o600
+    assert (again / "secret").stat().st_mode & 0o777 == 0o600
     assert (again / "identity" / "request.csr").stat().st_mode & 0o777 == 0o644
     assert {
         path.stat().st_mode & 0o777 for path in (again, *again.rglob("*")) if path.is_dir()

@@ -55,6 +55,7 @@ def test_an_epoch_has_every_sample_once() -> None:
     assert [len(labels) for _, labels in parts] == [4, 4, 2]
     labels = torch.cat([labels for _, labels in parts])
     assert sorted(labels.tolist()) == list(range(10))
+    assert torch.equal(labels, batches.order(HERE))
     images = torch.cat([images for images, _ in parts])
     assert images.dtype == torch.float32 and torch.equal(
         images, samples.images[labels].float() / 255

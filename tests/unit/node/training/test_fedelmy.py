@@ -1,6 +1,8 @@
 """The strategy: Algorithm 1 on a tiny model, and its settings."""
 
+import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,11 +10,12 @@ import torch
 from fedelmy_node.domain.errors import ConfigError, RunError
 from fedelmy_node.domain.federation import StrategySpec, Training
 from fedelmy_node.training.averaging import mean_weights
+from fedelmy_node.training.batches import Batches
 from fedelmy_node.training.context import Artifact, Context
 from fedelmy_node.training.fit import FitOrder, fit
 from fedelmy_node.training.strategies import STRATEGIES, settings_for, strategy_for
 from fedelmy_node.training.strategies.fedelmy import Settings, train, warnings
-from tests.support.small_recipes import make_bench, net
+from tests.support.small_recipes import TINY, make_bench, net, samples
 
 
 def make_context(*, received=0, kept=None, events=None):
@@ -29,6 +32,76 @@ def make_context(*, received=0, kept=None, events=None):
     )
     given = [Artifact(role="model", groups={}, weights=weights) for weights in inputs]
     return bench, Context(model=bench.model, initial=initial, inputs=given, reads=bench, keep=keep)
+
+
+def precise_bench():
+    """A bench that computes in float64, where two ways to compute the same hardly differ.
+
+    The learning rate takes models so far away that the distances are scaled.
+    """
+    training = Training(epochs=4, batch_size=16, learning_rate=0.1)
+    bench = make_bench(net(torch.nn.ReLU()).double(), training=training)
+    train, validation = (
+        replace(part, images=part.images.double())
+        for part in (samples(40, task=TINY), samples(12, task=TINY, seed=1))
+    )
+    batches = Batches(train, TINY.input, training, run_seed=1, device=torch.device("cpu"))
+    return replace(bench, batches=batches, validation=validation)
+
+
+def written_down(bench, start, settings):
+    """Algorithm 1 with the authors' terms as they are written down, by autograd."""
+    pool, criterion = [start], torch.nn.CrossEntropyLoss()
+    for member in range(1, settings.pool_size + 1):
+        model = copy.deepcopy(start)
+        with torch.no_grad():
+            for parameter, *others in zip(
+                model.parameters(), *(one.parameters() for one in pool), strict=True
+            ):
+                parameter.copy_(torch.stack(others).mean(dim=0))
+        points = [*pool, copy.deepcopy(model)]
+        adam = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=1e-4)
+        best, kept = -1.0, None
+        for epoch in range(1, bench.training.epochs + 1):
+            for images, labels in bench.batches.epoch((bench.site, bench.visit, member, epoch)):
+                adam.zero_grad()
+                loss = criterion(model(images), labels)
+                apart = [
+                    sum(
+                        (one - other).square().sum()
+                        for one, other in zip(model.parameters(), point.parameters(), strict=True)
+                    )
+                    for point in points
+                ]
+                d1, d2 = sum(apart) / len(apart), apart[0]
+                far, near = (math.log10(value.item() or 1e-99) // 1 for value in (d2, loss))
+                divisor = 10 ** max(0, far - near + 1)
+                (loss + (settings.beta * d2 - settings.alpha * d1) / divisor).backward()
+                adam.step()
+            right = model(bench.validation.images).argmax(dim=1) == bench.validation.labels
+            if (score := right.double().mean().item()) > best:
+                best, kept = score, copy.deepcopy(model)
+        pool.append(kept)
+    vectors = [torch.nn.utils.parameters_to_vector(one.parameters()) for one in pool]
+    return torch.stack(vectors).mean(dim=0).detach()
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (0.06, 1.0), (1.0, 0.5)])
+def test_authors_terms_give_what_their_formula_gives(alpha, beta):
+    bench = precise_bench()
+    settings = Settings(
+        pool_size=3, alpha=alpha, beta=beta, distance="squared_l2", compat="authors"
+    )
+    start = bench.model.weights()
+    wanted = written_down(bench, copy.deepcopy(bench.model.module), settings)
+    received = [Artifact(role="model", groups={}, weights=start)]
+    context = Context(model=bench.model, initial=start, inputs=received, reads=bench)
+    found, other = (
+        train(context, each).model.vector[: bench.model.parameters]
+        for each in (settings, replace(settings, compat="paper"))
+    )
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-10)
+    assert not torch.allclose(other, wanted, rtol=0, atol=1e-4)  # the case tells them apart
 
 
 def test_without_terms_and_with_one_member_it_is_the_mean_of_start_and_trained():

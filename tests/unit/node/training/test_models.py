@@ -138,6 +138,7 @@ def test_a_model_that_loads_a_state_dict_shows_only_its_own_warnings(tmp_path, m
     name = "ward_weights:net"
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
+        build(ModelSpec(name=name), task(), None, code=[name])
         model = build(ModelSpec(name=name), task(), 1, code=[name])
     assert {str(warning.message) for warning in shown} == {"a warning of the model"}
     assert all((value == 1).all() for value in model.state_dict().values())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from typing import Any, Literal
 
 import pytest
@@ -127,18 +125,3 @@ def test_the_form_of_a_state_is_known_without_memory_for_it(kind: str) -> None:
     assert {name: (one.shape, one.dtype) for name, one in form.items()} == {
         name: (one.shape, one.dtype) for name, one in state.items()
     }
-
-
-def test_torchs_compiler_is_not_imported() -> None:
-    """It costs a trainer two seconds."""
-    code = (
-        "import sys, torch; from torch import nn; from fedelmy_node.domain.federation import Training;"
-        "from fedelmy_node.training.optimizer import OPTIMIZERS, optimizer_for;"
-        "from fedelmy_node.training.weights import FlatModel;"
-        "model = FlatModel(nn.Linear(2, 2));"
-        "[optimizer_for(model, Training(epochs=1, optimizer=name)).step() for name in OPTIMIZERS];"
-        "print(len(OPTIMIZERS), 'torch._dynamo' in sys.modules)"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "3 False\n"

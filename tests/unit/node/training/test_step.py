@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -241,6 +244,33 @@ def test_threads_are_the_recipes():
     load(job("prepare", recipe(training=Training(epochs=1, threads=1))))
     assert torch.get_num_threads() == 1
     assert torch.are_deterministic_algorithms_enabled()
+
+
+COMPILER = """
+import sys
+from pathlib import Path
+
+from fedelmy_node.domain.federation import Training
+from fedelmy_node.training.loading import load
+from fedelmy_node.training.optimizer import OPTIMIZERS
+from fedelmy_node.training.step import run
+from tests.support.small_recipes import bundles, job, recipe
+
+output = Path(sys.argv[1])
+for name in OPTIMIZERS:
+    training = Training(epochs=1, optimizer=name, threads=1)
+    run(load(job("train", recipe(training=training), output=output)), (), lambda *_: None)
+run(load(job("evaluate", recipe())), bundles(output), lambda *_: None)
+print(len(OPTIMIZERS), sorted({"torch._dynamo", "torch._inductor"} & sys.modules.keys()))
+"""
+
+
+def test_torchs_compiler_is_not_imported(tmp_path):
+    """It costs a trainer one to two seconds."""
+    command = [sys.executable, "-c", COMPILER, str(tmp_path / "output.safetensors")]
+    root = Path(__file__).parents[4]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "3 []\n"
 
 
 def test_batch_norm_statistics_travel(tmp_path):

@@ -48,7 +48,7 @@ const statusOf = (site) => {
   if (site.skipped) return { tone: "warning", icon: "↷", status: "skipped" };
   if (site.silence) return { tone: "bad", icon: "?", status: "no answer" };
   if (site.state === "running") {
-    const busy = ["loading", "training", "warm-up", "merging", "evaluating", "sending"].includes(site.doing);
+    const busy = !["waiting", "queued"].includes(site.doing);
     if (site.unreachable.length) return { tone: "warning", icon: "!", status: site.doing || "waiting" };
     if (site.doing === "waiting" && share(site) === 1) return { tone: "training", icon: "✓", status: "trained" };
     return { tone: busy ? "training" : "still", icon: busy ? "●" : "○", status: site.doing || "waiting" };
@@ -60,12 +60,13 @@ const statusOf = (site) => {
 const doing = (site) => {
   if (site.skipped) return `${site.silence ? "does not answer; " : ""}the other sites continued without it`;
   if (site.silence) return "does not answer; retrying";
-  if (site.state === "done") return site.evaluation ? "has evaluated the result" : "done";
+  if (site.state === "done") return `${site.evaluation ? "has evaluated the result" : "done"}${site.seconds ? `; trained for ${lasted(site.seconds)}` : ""}`;
   if (site.state !== "running") return site.problem ? "" : { prepared: "ready, not started", pending: "waiting for approval by its administrator" }[site.state] || "";
-  const visit = site.visits > 1 ? `visit ${site.visit} of ${site.visits}, ` : "";
-  if (site.doing === "warm-up") return `${visit}warm-up, epoch ${site.epoch} of ${site.epochs}`;
-  if (site.doing === "training" && site.member) return `${visit}pool member ${site.member} of ${site.members}, epoch ${site.epoch} of ${site.epochs}`;
-  return site.says;
+  if (!site.is_fitting) return site.says;
+  const visit = site.visits > 1 ? `visit ${site.visit} of ${site.visits}` : "";
+  const what = ["training", "warm-up"].includes(site.doing) ? visit : site.doing;
+  const model = site.member ? `pool member ${site.member} of ${site.members}` : "warm-up";
+  return [what, model, `epoch ${site.epoch} of ${site.epochs}`].filter(Boolean).join(", ");
 };
 
 // ---- a site's card ----------------------------------------------------------------------------------------------
