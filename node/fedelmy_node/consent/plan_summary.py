@@ -180,7 +180,7 @@ def _outgoing(plan: Slice, edge: Edge) -> str:
     source, traits = operation_of(edge.source), plan.traits(edge.source)
     known = {TRAIN: "the model it has trained", MERGE: "the averaged model"}
     what = known.get(source) if traits.leaves == "weights" else None
-    return what or f"the {traits.leaves} that operation {source} makes"
+    return what or f"the {traits.leaves} that operation {source} produces"
 
 
 def _told(plan: Slice) -> Iterator[str]:
