@@ -87,7 +87,11 @@ def verify_log(expect: str, state: Path, as_json: bool) -> None:
 @audit.command("show")
 @click.option("--since", metavar="DURATION", help="Only newer entries, such as 12h or 2d.")
 @click.option(
-    "--act", "acts", multiple=True, metavar="ACT", help="Only this act, such as plan-accepted. Repeatable."
+    "--act",
+    "acts",
+    multiple=True,
+    metavar="ACT",
+    help="Only this act, such as plan-accepted. Repeatable.",
 )
 @click.option("--run", "run", metavar="RUN", shell_complete=run_names, help="Only this run.")
 @state_option

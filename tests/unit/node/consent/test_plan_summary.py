@@ -155,5 +155,5 @@ def test_what_sums_tell_the_other_sites(masked: bool) -> None:
     assert ("the first site adds random numbers that only it knows" in text) is masked
     assert ("The two sites before and after this one" in text) is masked
     assert "Site north sends this site statistics to continue with." in text
-    assert "This site sends the statistics that operation train makes to west" in text
+    assert "This site sends the statistics that operation train produces to west" in text
     assert "uses 1,457 training samples" not in text, "it trains no model"
