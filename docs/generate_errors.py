@@ -28,19 +28,19 @@ error E-CONSENT-PEER: north: site north has not agreed to send to east
 ```
 
 The tables list the default advice; a command prints more specific advice where it has some. With
-`--json` the same is printed as `{"error": {"code", "message", "hint"}}` on standard output. Between
-machines a code is sent with its gRPC status, so an error of a site reaches the operator with its
-own code.
+`--json` the error is printed as `{"error": {"code", "message", "hint"}}` on standard output. Between
+machines a code is sent with its gRPC status, so an error keeps its code on the way from a site to
+the operator.
 
 """
 _OTHER_EXITS = (
     (
         1,
-        "a question was not confirmed: nothing was done; `fedelmy-node health`: the daemon answers, but is not healthy",
+        "a question was not answered with yes, so nothing was done; `fedelmy-node health`: the daemon answers, but is not healthy",
     ),
     (
         errors.EXIT_SUBSET,
-        "a run finished, but on a subset of its sites (`run`, `run --attach`, `status` of a run that is over)",
+        "a run finished, but on a subset of its sites (`run`, `run --attach`, `status` of a run that has ended)",
     ),
     (errors.EXIT_DETACHED, "Ctrl-C ended the command; a started run continues"),
 )
@@ -66,7 +66,7 @@ def page() -> Iterator[str]:
     about = meanings()
     rows = [(kind.exit_code, f"{about[kind.__name__]} (`{kind.__name__}`)") for kind in classes()]
     yield _HEAD
-    yield "## Exit codes\n\n| exit code | meaning |\n|---|---|\n| 0 | it worked |\n"
+    yield "## Exit codes\n\n| exit code | meaning |\n|---|---|\n| 0 | success |\n"
     yield from (f"| {code} | {text} |\n" for code, text in sorted([*rows, *_OTHER_EXITS]))
     yield _FOOT
     for kind in classes():

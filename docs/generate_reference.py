@@ -29,7 +29,7 @@ _HEAD = """\
 <!-- Generated from the commands by docs/generate_reference.py; do not edit. -->
 
 """
-_EXITS = "As [errors.md](../errors.md) says: 0 if it worked, 2 for a wrong option, otherwise that of the error's class."
+_EXITS = "As [errors.md](../errors.md) says: 0 on success, 2 for a wrong option, otherwise that of the error's class."
 
 
 def page(group: click.Group) -> Iterator[str]:

@@ -18,7 +18,7 @@ from fedelmy_node.identity import keystore
 from tests.e2e.support.gates import Gate
 from tests.e2e.support.testbed import COMMAND_SECONDS, Bed, Site
 
-TWICE = "E-IDENTITY-TWICE: the identity of site south runs twice"
+TWICE = "E-IDENTITY-TWICE: two daemons run with the identity of site south"
 
 
 class Scene:

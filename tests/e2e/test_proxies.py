@@ -114,7 +114,7 @@ def test_what_is_advertised_is_found(scene: Scene) -> None:
         .json["findings"]
     )
     assert f"{scene.front.address} leads back to this node" in {each["message"] for each in looked}
-    assert f", for others at {scene.front.address}" in north.node("health").ok().out
+    assert f", advertised as {scene.front.address}" in north.node("health").ok().out
     scene.bed.write_file(addresses={"north": north.address, "south": scene.front.address})
     check = scene.bed.launch("check", "--json").ok().json
     (told,) = [each for each in check["findings"]["north"] if each["check"] == "advertise"]

@@ -126,7 +126,7 @@ def test_a_run_that_was_cancelled_is_shown_and_never_another_one_ended(
         twice = bed.launch("cancel").ok()
         assert (
             "run newer" in twice.out
-            and "Run older is still active; name it to end it." in twice.out
+            and "Run older is still active; to end it, give its name." in twice.out
         )
         found = bed.launch("status").ok().out
         assert found.startswith("a newer run was cancelled: newer\nrun older")

@@ -129,7 +129,12 @@ def test_the_wrong_role_is_named(identities: Identities, serve: Serve) -> None:
 def test_another_federation_is_named(
     identities: Identities, serve: Serve, stranger: Identity
 ) -> None:
-    refusal(serve(stranger), identities["north"], "E-IDENTITY-UNTRUSTED", "not of our federation")
+    refusal(
+        serve(stranger),
+        identities["north"],
+        "E-IDENTITY-UNTRUSTED",
+        "does not belong to our federation",
+    )
 
 
 def test_an_expired_certificate_is_named(
@@ -171,7 +176,7 @@ def test_a_clock_that_is_behind_is_named_by_its_own_certificate(
         serve(identities["south"]),
         forge("north.site.fedelmy", begins_days=2, ends_days=9),
         "E-IDENTITY-EXPIRED",
-        r"our own certificate begins on .* UTC; this machine's clock says \d{4}-",
+        r"our own certificate is not valid before .* UTC; this machine's clock says \d{4}-",
     )
     assert "The clock here seems to be behind" in error.hint and "timedatectl" in error.hint
 
@@ -183,14 +188,14 @@ def test_a_clock_that_is_behind_is_named_by_the_other_ends_certificate(
         serve(forge(begins_days=2, ends_days=9)),
         identities["north"],
         "E-IDENTITY-EXPIRED",
-        r"is not valid yet, it begins on \d{4}-.* UTC; this machine's clock says \d{4}-",
+        r"is not valid yet, it starts on \d{4}-.* UTC; this machine's clock says \d{4}-",
     )
     assert "The clock here seems to be behind" in error.hint and "timedatectl" in error.hint
     error = refusal(
         serve(forge(ends_days=-0.5)),
         identities["north"],
         "E-IDENTITY-EXPIRED",
-        "it ended on .*clock says",
+        "it expired on .*clock says",
     )
     assert "Have a new certificate signed there" in error.hint and "timedatectl" in error.hint
 

@@ -238,7 +238,9 @@ def test_wrong_name(north: Path, south: Node) -> None:
     assert "'south'" in found["message"] and "If south is meant, use that name" in found["fix"]
 
 
-@pytest.mark.parametrize(("begins", "ends", "words"), [(-2, -1, "expired on"), (1, 2, "begins on")])
+@pytest.mark.parametrize(
+    ("begins", "ends", "words"), [(-2, -1, "expired on"), (1, 2, "is not valid before")]
+)
 def test_our_own_certificate_outside_its_dates(
     tmp_path: Path, forge: Callable[..., Identity], begins: float, ends: float, words: str
 ) -> None:

@@ -108,8 +108,7 @@ def test_a_proxy_that_leads_two_names_to_two_sites_is_told(
 ) -> None:
     front = proxy({"localhost": two["south"], "south.site.fedelmy": two["north"]})
     with pytest.raises(
-        FedelmyError,
-        match=r"E-IDENTITY-SITE.*site/south by the name localhost.*site/north by south",
+        FedelmyError, match=r"E-IDENTITY-SITE.*site/south if localhost.*site/north if south"
     ):
         met(front.at("localhost"), identities["north"])
     with pytest.raises(FedelmyError, match="E-IDENTITY-SITE"):

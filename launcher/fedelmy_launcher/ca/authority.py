@@ -304,7 +304,7 @@ def _chosen(
         digits = serial.lower().replace(":", "").removeprefix("0x").lstrip("0")
         found = [each.issued for each in own if each.issued.serial.startswith(digits)]
         if len(digits) < _SERIAL_DIGITS or len(found) != 1:
-            message = f"{serial!r} is not the serial number of one valid certificate of {subject}"
+            message = f"serial number {serial!r} does not identify exactly one valid certificate of {subject}"
             hint = f"{hint} Give {_SERIAL_DIGITS} digits or more."
             raise IdentityError("E-IDENTITY-MISSING", message, hint=hint)
         chosen += [line for line in found if line not in chosen]

@@ -31,9 +31,15 @@ _COMMANDS: Final = {
     "dashboard": ("dashboard:dashboard", "Show runs live in the browser, on this machine only."),
     "report": ("report:report", "Write a one-page report of a run, with its JSON."),
     "cancel": ("cancel:cancel", "End a run at every site."),
-    "simulate": ("simulate:simulate", "Run a federation in one process, for the same bytes."),
+    "simulate": (
+        "simulate:simulate",
+        "Simulate a federation in one process, with identical results.",
+    ),
     "partition": ("partition:partition", "Split a dataset among sites, for experiments."),
-    "experiment": ("experiment:experiment", "Compute a grid of federations and seeds, as a table."),
+    "experiment": (
+        "experiment:experiment",
+        "Simulate a grid of federations and seeds, and write a table.",
+    ),
     "list": ("list:list_command", "List strategies, models, data and more by name."),
     "ca": ("ca:ca", "Manage the federation's certificates."),
 }

@@ -121,8 +121,8 @@ def sign(request: Path, directory: Path, out: Path | None, as_json: bool, **opti
     days, replace = options["days"], options["replace"]
     signed = authority.sign(directory, request, out, days=days, role=role, replace=replace)
     following = (
-        f"Next: send {signed.path} back (it is not secret); there,\n"
-        f"      run `fedelmy-node identity install {signed.path.name}`."
+        f"Next: send {signed.path} back (it is not secret). The {signed.subject.role} installs it\n"
+        f"      with `fedelmy-node identity install {signed.path.name}`."
     )
     revoke = f"fedelmy-launch ca revoke {signed.subject.name}"
     revoke += " --operator" if role == "operator" else ""

@@ -17,7 +17,7 @@ def cancel(given: options.Given, reason: str, operator: options.Operator, as_jso
     """End RUN at every site of FEDERATION (default: federation.toml).
 
     Trained models stay on the sites' disks. A site that is down learns of it from its neighbours
-    when it is back. Without FEDERATION, use --at with any one site of the run.
+    when it comes back. Without FEDERATION, use --at with any one site of the run.
 
     Exit code 0: every site has ended the run; otherwise that of the first problem.
 
@@ -52,7 +52,7 @@ def cancel(given: options.Given, reason: str, operator: options.Operator, as_jso
         down = [refusal.site for refusal in refusals if isinstance(refusal.error, PeerError)]
         if states and down:
             names = ", ".join(down)
-            click.echo(f"  Sites that are down ({names}) learn of it when they are back.")
+            click.echo(f"  Sites that are down ({names}) will learn of it when they come back.")
         if going:
-            click.echo(f"  Run {going.run} is still active; name it to end it.")
+            click.echo(f"  Run {going.run} is still active; to end it, give its name.")
     return refusals[0].error.exit_code if refusals else 0

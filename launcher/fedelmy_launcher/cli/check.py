@@ -187,7 +187,7 @@ def _newer_lists(identity: Identity | None, numbers: Mapping[SiteName, int]) -> 
     own = identity.trust.lists[0].number if identity and identity.trust.lists else 0
     return [
         f"{site} has a newer revocation list ({number}) than this operator ({own}):"
-        " get it from the keeper of the CA"
+        " get it from the operator who keeps the CA"
         for site, number in numbers.items()
         if number > own
     ]
@@ -221,8 +221,8 @@ def _warnings(checked: Checked) -> list[str]:
     older = sorted(node.site for node in nodes if not node.names_plans)
     if older:
         warnings.append(
-            f"{', '.join(older)}: older software, which confuses runs of the same name;"
-            " use a new name for every run, and upgrade it"
+            f"{', '.join(older)}: older software, which cannot tell runs of the same name apart;"
+            " upgrade it, and until then use a new name for every run"
         )
     if checked.skewed:
         names = ", ".join(checked.skewed)

@@ -14,11 +14,11 @@ from fedelmy_node.cli.app import emit_json
 @operator_options
 @json_option
 def discover(head: str, as_toml: bool, operator: Operator, as_json: bool) -> None:
-    """Follow the chain of sites from the first one, at HOST:PORT, by their --peer.
+    """Discover a chain of sites: start at HOST:PORT and follow each site's --peer.
 
-    Every site must have one --peer; the last one has none. The addresses are those that the sites
-    use for each other, so this machine must reach them, too. If a site answers at the address that
-    it advertises (--advertise), that one is used.
+    Every site must have exactly one --peer, the last one none. The addresses are those that the
+    sites use for each other, so this machine must be able to reach them too. If a site answers at
+    the address that it advertises (--advertise), that address is used instead.
 
     \b
     Examples:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from fedelmy_node.identity.keystore import Identity
 
 
-_SETTING = "A setting of the file, such as full.  [default: small if there is one]"
-_DATA = "The source of a data set. Repeatable."
+_SETTING = "Setting in the file, such as full.  [default: small if there is one]"
+_DATA = "Source of a data set. Repeatable."
 _OUT = "Directory for results, table and plots.  [default: results/EXPERIMENT-SETTING]"
-_WEIGHTS = "Directory of weights.  [default: weights beside EXPERIMENT]"
+_WEIGHTS = "Directory with weights files.  [default: weights beside EXPERIMENT]"
 _COLUMN = "Only this column or group. Repeatable."
-_CHANGES = "Another value in all cells. Repeatable."
+_CHANGES = "Override a value in all cells. Repeatable."
 _JOBS = "Parallel processes.  [default: cores / training.threads]"
 _NODES = "Run the cells on the real nodes of this federation file, with their own data."
 
@@ -163,7 +163,7 @@ def _introduce(session: Session, left: int, directory: Path) -> None:
     outcome = session.outcome
     click.echo(outcome.experiment.title)
     total = len(session.prepared)
-    done = f", {total - left} of them finished before" if left < total else ""
+    done = f", {total - left} of them already finished" if left < total else ""
     cells = "1 cell" if total == 1 else f"{total} cells"
     click.echo(f"setting {outcome.setting}: {cells}{done}; results in {directory}")
     for hint in session.hints:

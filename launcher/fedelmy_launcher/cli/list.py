@@ -52,8 +52,8 @@ def _rows(kind: str) -> Iterable[Listed]:
         from fedelmy_node.training import models
 
         more = {
-            "torchvision:NAME": "any classifier of torchvision, with random weights",
-            "timm:NAME": "any classifier of timm, with random weights; needs that package",
+            "torchvision:NAME": "any torchvision classifier, with random weights",
+            "timm:NAME": "any timm classifier, with random weights; needs the timm package",
             "MODULE:FUNCTION": "a function of the site, listed in its site.toml",
         }
         return (*models.INSTALLED.listing(), *_built_in(more))

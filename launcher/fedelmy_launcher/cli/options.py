@@ -69,12 +69,12 @@ def target_arguments(function: F) -> F:
 
 
 def at_option(function: F) -> F:
-    text = "Instead of FEDERATION: any one site of the run, which leads to the others."
+    text = "Instead of FEDERATION: any site of the run; the others are found through it."
     return click.option("--at", metavar="HOST:PORT", help=text)(function)
 
 
 def head_option(function: F) -> F:
-    text = "The first site of a chain; find the others by their --peer instead of [[sites]]."
+    text = "First site of a chain; the others are found through --peer, not [[sites]]."
     return click.option("--head", metavar="HOST:PORT", help=text)(function)
 
 

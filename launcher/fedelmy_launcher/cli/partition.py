@@ -23,7 +23,7 @@ _ALPHA = "Skew of dirichlet: smaller is more uneven.  [default: 0.5]"
     type=click.Choice(["iid", "dirichlet"]),
     default="dirichlet",
     show_default=True,
-    help="Equal distributions, or a label skew between the sites.",
+    help="iid: equal distributions; dirichlet: label skew between the sites.",
 )
 @click.option("--alpha", type=float, help=_ALPHA)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the partition.")

@@ -42,7 +42,7 @@ def report(
     active, failed or cancelled has a report, too. The page needs no network and no scripts, and
     prints on A4.
 
-    Exit code 0: the report was written; 20: the run is over, on a subset of its sites.
+    Exit code 0: the report was written; 20: the run ended on a subset of its sites.
 
     \b
     Examples:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fedelmy_node.domain.names import SiteName
 
 _ATTACH = "Follow this run from any machine; prepare and start nothing."
-_PLAN = "The run whose plan files `fedelmy-launch plan --out` wrote there."
-_ACCEPTED = "With --plan: a site that accepted its file and is not asked. Repeatable."
+_PLAN = "Start the run whose plan files `fedelmy-launch plan --out` wrote to this directory."
+_ACCEPTED = "With --plan: a site that has accepted its plan file; it is not asked. Repeatable."
 
 
 @click.command("run")

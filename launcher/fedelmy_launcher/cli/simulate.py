@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedelmy_node.domain.names import SiteName
 
 _DATA = "Data of a site, or of all sites; overrides the file. Repeatable."
-_WEIGHTS = "Directory of weights.  [default: weights beside FEDERATION]"
+_WEIGHTS = "Directory with weights files.  [default: weights beside FEDERATION]"
 _INDICES = "Indices file with a site's subset. Repeatable."
 
 

@@ -38,7 +38,7 @@ def status(given: options.Given, watch: bool, operator: options.Operator, as_jso
     Without RUN, the newest run is shown; if it was cancelled, the newest one that is still active.
     --watch shows the run live and changes nothing, the same as `run --attach RUN`.
 
-    Exit code 0: every site answered; 20: the run is over, on a subset of its sites; otherwise that
+    Exit code 0: every site answered; 20: the run ended on a subset of its sites; otherwise that
     of the first problem. With --watch as for `run`: 0, 20, 10 if the run failed or was ended, 130
     after Ctrl-C.
 

@@ -116,8 +116,8 @@ class Outcome:
             lines.append(f"skipped       {site}: {what}; {reason}")
         if self.results_differ:
             lines.append(
-                "results       DIFFER between sites: not all could reach each other. Shown is the"
-                f" one with most contributors, at {', '.join(self.holders)}"
+                "results       DIFFER between sites: not all could reach each other. The one"
+                f" shown has the most contributors; {', '.join(self.holders)} has it"
             )
         return lines
 

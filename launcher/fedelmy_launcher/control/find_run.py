@@ -21,7 +21,7 @@ from fedelmy_node.rpc.channel import open_channel
 from fedelmy_node.rpc.clients import OperatorClient
 
 _NO_RUN: Final = (
-    "Start one with `fedelmy-launch run`. A new run is known as soon as one site has agreed."
+    "Start one with `fedelmy-launch run`. A new run appears as soon as one site has accepted it."
 )
 _MAX_SITES: Final = 10_000
 """The limit of a federation: invented neighbours must not keep the search going forever."""

@@ -196,10 +196,8 @@ def _pooled(
     """One site with the samples of all."""
     sources = {source for source, _ in parts.values()}
     if len(sources) > 1:
-        message = "domains are different sources, which one site cannot have"
-        raise ConfigError(
-            "E-CONFIG-VALUE", f"sites.baseline: {message}", hint="Leave this row out."
-        )
+        message = "the domains come from different sources, which cannot be pooled at one site"
+        raise ConfigError("E-CONFIG-VALUE", f"sites.baseline: {message}", hint="Omit this row.")
     samples = np.sort(np.concatenate([positions for _, positions in parts.values()]))
     return {"site-1": (sources.pop(), samples)}
 

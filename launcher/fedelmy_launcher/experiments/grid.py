@@ -135,9 +135,13 @@ class Experiment:
         for lines, what in ((self.rows, "rows"), (self.columns, "columns")):
             names = [line.name for line in lines]
             if not names or len(set(names)) < len(names):
-                raise ConfigError("E-CONFIG-VALUE", f"{what} must be given and unique")
+                raise ConfigError(
+                    "E-CONFIG-VALUE", f"{what} must not be empty or contain a name twice"
+                )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ConfigError("E-CONFIG-VALUE", "seeds must be given, unique and not negative")
+            raise ConfigError(
+                "E-CONFIG-VALUE", "seeds must be different non-negative integers, at least one"
+            )
 
     def usual(self) -> str:
         """The default setting: small, if there is one."""

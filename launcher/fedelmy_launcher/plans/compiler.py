@@ -131,7 +131,7 @@ def _check_skippable(plan: Plan) -> None:
         raise ConfigError("E-CONFIG-VALUE", f"{message} cannot be skipped", hint=hint)
     if plan.stuck:
         names = ", ".join(plan.stuck)
-        message = f"{names} cannot be skipped: the following sites need the merge made there"
+        message = f"{names} cannot be skipped: later sites need the merge that is computed there"
         hint = f'Set on_unreachable = "wait" or "abort" for {names} under [[sites]].'
         raise ConfigError("E-CONFIG-VALUE", message, hint=hint)
 

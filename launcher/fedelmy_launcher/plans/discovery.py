@@ -39,7 +39,7 @@ def walk(head: Address, identity: Identity | None) -> tuple[Link, ...]:
         names = [known.site for known in chain]
         if link.site in names:
             route = " -> ".join([*names, link.site])
-            raise PeerError("E-PEER-CHAIN", f"the sites form a circle, not a chain: {route}")
+            raise PeerError("E-PEER-CHAIN", f"the sites form a cycle, not a chain: {route}")
         if len(chain) == _MAX_SITES:
             raise PeerError("E-PEER-CHAIN", f"the chain has more than {_MAX_SITES} sites")
         chain.append(_at_advertised(link, identity))

@@ -112,7 +112,7 @@ def _chosen(available: int, samples: int | None, seed: int) -> NDArray[np.int64]
 def _alpha(method: Method, alpha: float | None) -> float | None:
     """The skew to use: the paper's by default, None for iid."""
     _require(method in ("iid", "dirichlet"), f"unknown method {method!r}: choose iid or dirichlet")
-    no_alpha = "alpha is a setting of dirichlet; iid has no skew"
+    no_alpha = "alpha applies only to dirichlet; iid has no skew"
     _require(method == "dirichlet" or alpha is None, no_alpha)
     _require(alpha is None or 0 < alpha <= 1e6, "alpha must be above 0 and at most a million")
     return None if method == "iid" else alpha or PAPER_ALPHA
@@ -167,4 +167,4 @@ def _make_directory(path: Path) -> None:
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise ConfigError("E-CONFIG-VALUE", message, hint="Correct that option.")
+        raise ConfigError("E-CONFIG-VALUE", message, hint="Fix that option.")

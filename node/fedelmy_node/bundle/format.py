@@ -103,7 +103,7 @@ def parse_header(text: bytes, file_bytes: int) -> Header:
     table = _parse_json(text)
     metadata = _metadata(table.pop("__metadata__", {}))
     if len(table) > MAX_TENSORS:
-        raise _bad(f"{len(table)} tensors are more than {MAX_TENSORS}")
+        raise _bad(f"it has {len(table)} tensors; the limit is {MAX_TENSORS}")
     tensors = [_tensor(name, table[name]) for name in sorted(table)]
     data_offset = LENGTH_BYTES + len(text)
     _check_filled((span for _, span in tensors), file_bytes - data_offset)
@@ -135,7 +135,7 @@ def _parse_json(text: bytes) -> dict[str, Any]:
 
 def _metadata(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or len(value) > MAX_METADATA:
-        raise _bad("its metadata is not a small table")
+        raise _bad(f"its metadata is not a table of at most {MAX_METADATA} entries")
     if not all(isinstance(t, str) and _is_unicode(t) for pair in value.items() for t in pair):
         raise _bad("its metadata is not text")
     return value
@@ -229,14 +229,16 @@ def check_metadata(found: Mapping[str, str], expected: str, manifest: Sequence[T
     groups, aliases = parse_metadata(found)
     if expected:
         if found != {KEY: expected}:
-            message = "the metadata of the weights differs from that of this run"
+            message = "the metadata of the weights does not match this run"
             raise BundleError("E-BUNDLE-FORMAT", message)
         return
     names = {tensor.name for tensor in manifest}
     grouped = {_group(name) for name in names} == set(groups)
     aliased = names.issuperset(aliases.values()) and {*map(_group, aliases)} <= {*groups}
     if not grouped or not aliased:
-        raise BundleError("E-BUNDLE-FORMAT", "the metadata of the weights describes other tensors")
+        raise BundleError(
+            "E-BUNDLE-FORMAT", "the metadata of the weights does not match its tensors"
+        )
 
 
 def _group(name: str) -> str:

@@ -43,7 +43,7 @@ def check_manifest(found: Sequence[TensorInfo], expected: Sequence[TensorInfo]) 
         for name in differing[:_NAMED]
     )
     more = f"; and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
-    raise BundleError("E-BUNDLE-MANIFEST", f"the weights are of another model: {named}{more}")
+    raise BundleError("E-BUNDLE-MANIFEST", f"the weights belong to another model: {named}{more}")
 
 
 def _describe(tensor: TensorInfo | None) -> str:

@@ -79,7 +79,7 @@ def verify_log(expect: str, state: Path, as_json: bool) -> None:
         if expect:
             click.echo("  the expected hash is present")
         click.echo(f"  line {found.head.seq} has the hash {found.head.sha256}")
-        click.echo("  Keep this hash elsewhere, for --expect.")
+        click.echo("  Store this hash elsewhere, and pass it to --expect later.")
     if problems:
         raise StoreError("E-AUDIT-BROKEN", "\n  ".join(["the audit log is damaged:", *problems]))
 
@@ -87,7 +87,11 @@ def verify_log(expect: str, state: Path, as_json: bool) -> None:
 @audit.command("show")
 @click.option("--since", metavar="DURATION", help="Only newer entries, such as 12h or 2d.")
 @click.option(
-    "--act", "acts", multiple=True, metavar="ACT", help="Only this act, repeatable: plan-accepted."
+    "--act",
+    "acts",
+    multiple=True,
+    metavar="ACT",
+    help="Only this act, such as plan-accepted. Repeatable.",
 )
 @click.option("--run", "run", metavar="RUN", shell_complete=run_names, help="Only this run.")
 @state_option

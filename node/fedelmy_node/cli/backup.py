@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def backup(file: Path, state: Path, as_json: bool) -> None:
     """Back up everything this site needs to continue elsewhere to FILE, even while it runs.
 
-    A backup has the key and certificate, site.toml, the journal, the bundles and checkpoints of the
-    runs, and the audit log; no data and no logs. It is a plain tar file, written atomically, and
-    never overwrites an existing file; - writes to standard output. Anyone who has it can
-    impersonate this site: protect it like the key.
+    A backup contains the key and certificate, site.toml, the journal, the bundles and checkpoints
+    of the runs, and the audit log, but no data and no other logs. It is a plain tar file, written
+    atomically, and never overwrites an existing file. If FILE is -, it goes to standard output.
+    Anyone who has it can impersonate this site: protect it like the key.
 
     \b
     Examples:

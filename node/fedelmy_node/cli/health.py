@@ -23,7 +23,7 @@ _SERVICES = ("control", "peer", "relay", "transfer")
 @click.option(
     "--service",
     type=click.Choice(_SERVICES),
-    help="Check only this service: control for a liveness probe. A readiness probe needs all.",
+    help="Check only this service: use control for liveness probes, and omit it for readiness probes.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing; use the exit code.")
 @state_option
@@ -33,7 +33,7 @@ def health(service: str | None, quiet: bool, state: Path, as_json: bool) -> int:
 
     The node is healthy if all its services work: control (operators), peer (neighbours), relay
     (sites that cannot be called) and transfer (bundles, which need disk space). Warnings do not
-    count: a certificate that expires soon, a run that waits for you, low disk space, missing data.
+    count: a certificate that expires soon, a run that needs approval, low disk space, missing data.
 
     Exit code 0: healthy; 1: it answers, but is not healthy; 7: no daemon answers.
 
@@ -61,7 +61,7 @@ def health_lines(found: Health) -> Iterator[str]:
     from fedelmy_node.domain.text import bytes_text
 
     state = "serving" if found.serving else "not serving"
-    outside = f", for others at {found.advertise}" if found.advertise else ""
+    outside = f", advertised as {found.advertise}" if found.advertise else ""
     yield f"site {found.site} is {state} on {found.address}{outside} (process {found.process})"
     yield f"  now:      {found.active or 'idle'}"
     for waiting in found.queue:

@@ -168,8 +168,8 @@ def install(
 ) -> None:
     """Install a signed certificate or a revocation list; a running daemon uses it at once.
 
-    For a certificate of another CA, FILE also has the intermediates, and --ca names the root. A
-    list that the CA did not sign, or that is older than the one in force, is refused.
+    For a certificate of another CA, FILE also contains the intermediates, and --ca names the root.
+    A list that the CA did not sign, or that is older than the one in force, is refused.
 
     \b
     Examples:

@@ -53,7 +53,7 @@ def model() -> None:
     "--format",
     "form",
     type=click.Choice(["safetensors", "onnx"]),
-    help="Format of the file; by default its suffix decides.",
+    help="File format.  [default: from the suffix of --out]",
 )
 @state_option
 @json_option
@@ -83,7 +83,7 @@ def export(
         hint = f"Use --out {out.with_suffix(f'.{form}')}; convert that file if you need to."
         raise ConfigError("E-CONFIG-VALUE", message, hint=hint)
     if bundle and form == "onnx":
-        message = "a bundle is written as it was transferred, which is not ONNX"
+        message = "a bundle is written exactly as transferred, so it cannot be ONNX"
         raise ConfigError("E-CONFIG-VALUE", message, hint="Omit --bundle or --format.")
     _check_new(out, "--out")
     found = _find(run, state)
@@ -130,7 +130,7 @@ def evaluate(run: str | None, data: str | None, state: Path, as_json: bool) -> N
     if as_json:
         emit_json({"run": found.run, **result})
         return
-    click.echo(f"run {found.run}: {result['correct']} of {result['samples']} right")
+    click.echo(f"run {found.run}: {result['correct']} of {result['samples']} correct")
     for name in ("accuracy", "balanced_accuracy", "auc"):
         if result[name] is not None:
             click.echo(f"  {name:<18} {result[name]:.4f}")
@@ -148,7 +148,7 @@ def evaluate(run: str | None, data: str | None, state: Path, as_json: bool) -> N
     "--run", shell_complete=run_names, help="The run.  [default: the newest that has a result here]"
 )
 @click.option(
-    "--top", type=click.IntRange(1), default=1, show_default=True, help="How many classes to name."
+    "--top", type=click.IntRange(1), default=1, show_default=True, help="Number of classes to show."
 )
 @click.option(
     "--csv",
@@ -169,7 +169,7 @@ def predict(
 ) -> None:
     """Classify image FILES with the result of a run; for a directory, all images in it.
 
-    An unreadable file does not stop the others.
+    Unreadable files are reported, and the others are classified.
 
     Exit code 0: all files were classified; 3: some cannot be read.
 

@@ -45,9 +45,9 @@ def repair(
     site: str | None,
     as_json: bool,
 ) -> int:
-    """Show what is damaged in this site's journal and what would be lost; --give-up drops it.
+    """Show what is damaged in this site's journal and what would be lost.
 
-    Nothing is changed without --give-up. Stop the node first. If there is a backup, restore that
+    Without --give-up, nothing is changed. Stop the node first. If there is a backup, restore that
     instead: `fedelmy-node restore`.
 
     With --give-up, this site drops the damaged runs, or all runs if the whole journal is damaged.

@@ -35,7 +35,7 @@ def runs() -> None:
 @state_option
 @json_option
 def list_runs(state: Path, as_json: bool) -> None:
-    """List the runs of this node, newest first, and which of them wait for you.
+    """List the runs of this node, newest first, and show which ones await approval.
 
     \b
     Examples:
@@ -56,7 +56,9 @@ def list_runs(state: Path, as_json: bool) -> None:
         changed = datetime.fromtimestamp(run.changed_at).strftime("%Y-%m-%d %H:%M")
         click.echo(f"{run.run:<40} {run.state:<10} {changed}  {run.federation}")
         if run.state == "pending":
-            click.echo(f"{'':<4}waits for you: fedelmy-node runs show {run.run}{state_flag(state)}")
+            click.echo(
+                f"{'':<4}needs your approval: fedelmy-node runs show {run.run}{state_flag(state)}"
+            )
 
 
 @runs.command("show")
@@ -113,7 +115,7 @@ def report_lines(report: RunReport, flag: str = "", *, waits: bool = True) -> It
     yield from (f"  - {sentence}" for sentence in report.asked)
     if report.state == "pending":
         if waits:
-            yield f"  It waits for you{_until(report)}. Yes or no:"
+            yield f"  It is waiting for your approval{_until(report)}. To decide:"
             yield f"    fedelmy-node runs approve {report.run}{flag}"
             yield f"    fedelmy-node runs refuse {report.run} --reason TEXT{flag}"
         return  # it has no steps or transfers yet
@@ -196,7 +198,9 @@ def _agree(client: AdminClient, run: RunId, state: Path, *, yes: bool, as_json: 
     if as_json:
         emit_json({"run": report.run, "state": now, "asked": list(report.asked)})
     else:
-        click.echo(f"This site takes part: run {report.run} is {now}. The operator starts it.")
+        click.echo(
+            f"This site takes part: run {report.run} is {now}. The operator can now start it."
+        )
 
 
 def _confirm_part(run: RunId) -> None:
@@ -235,7 +239,7 @@ def approve_run(run: str, yes: bool, state: Path, as_json: bool) -> None:
 
 @runs.command("refuse")
 @click.argument("run", shell_complete=run_names)
-@click.option("--reason", default="", help="The reason, for the operator.")
+@click.option("--reason", default="", help="Reason to show the operator.")
 @state_option
 @json_option
 def refuse_run(run: str, reason: str, state: Path, as_json: bool) -> None:
@@ -262,7 +266,9 @@ def refuse_run(run: str, reason: str, state: Path, as_json: bool) -> None:
 @runs.command("prune")
 @click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=run_names)
 @click.option(
-    "--older-than", metavar="DURATION", help="All finished runs of this age, such as 12h or 30d."
+    "--older-than",
+    metavar="DURATION",
+    help="All finished runs older than this, such as 12h or 30d.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

@@ -60,7 +60,7 @@ def serve(state: Path, insecure: bool, log_format: str, **options: Any) -> None:
     """Run the node of this site until it is stopped.
 
     Flags override environment variables, which override site.toml. The first SIGTERM or Ctrl-C
-    shuts the node down cleanly, a second one ends it at once.
+    shuts the node down cleanly; a second one stops it at once.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ def _place_options(function: F) -> F:
         type=click.Path(path_type=Path, file_okay=False),
         envvar="FEDELMY_WEIGHTS",
         show_envvar=True,
-        help="Directory of weights.  [default: as in site.toml, else STATE/weights]",
+        help="Directory with weights files.  [default: as in site.toml, else STATE/weights]",
     )
     return option(state_option(config_option(json_option(function))))
 
@@ -41,7 +41,11 @@ def weights() -> None:
 
 @weights.command("import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--name", metavar="NAME.safetensors", help="Its new name.  [default: as FILE]")
+@click.option(
+    "--name",
+    metavar="NAME.safetensors",
+    help="Name to store it under.  [default: the name of FILE]",
+)
 @_place_options
 def import_file(
     file: Path,
@@ -51,9 +55,9 @@ def import_file(
     config: Path | None,
     as_json: bool,
 ) -> None:
-    """Store FILE, a torch state dict or safetensors, as safetensors; print its digest.
+    """Store FILE (a torch state dict or safetensors) as safetensors, and print its digest.
 
-    Nothing in FILE is executed: a file with more than tensors is refused.
+    Nothing in FILE is executed: a file that contains anything but tensors is refused.
 
     \b
     Examples:

@@ -66,7 +66,7 @@ class Consent:
             valid = value is None or not name.startswith(("max_", "min_")) or value > 0
             _require(valid, f"{name} must be above 0; omit the key for the default")
             filled = not isinstance(value, tuple) or "" not in value
-            _require(filled, f"{name} must not contain an empty text")
+            _require(filled, f"{name} must not contain an empty string")
         for shown, implied in (("class-counts", "sample-counts"), ("features", "class-counts")):
             complete = shown not in self.disclose or implied in self.disclose
             _require(complete, f'disclose: "{shown}" reveals "{implied}", so add that as well')

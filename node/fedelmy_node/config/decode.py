@@ -94,7 +94,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _integer(text: str) -> int:
@@ -301,7 +301,7 @@ def _has_surrogate(text: str) -> bool:
 
 
 _NOUNS: Final = {
-    str: "a text",
+    str: "a string",
     int: "an integer",
     float: "a number",
     bool: "true or false",

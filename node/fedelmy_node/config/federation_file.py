@@ -122,7 +122,7 @@ def _federation(file: _File, path: Path) -> Federation:
     settings, table = dict(file.strategy), file.federation
     name = settings.pop("name", "fedelmy")
     if not isinstance(name, str):
-        raise ConfigError("E-CONFIG-VALUE", f"strategy.name must be a text, not {name!r}")
+        raise ConfigError("E-CONFIG-VALUE", f"strategy.name must be a string, not {name!r}")
     recipe = Recipe(
         seed=table.seed,
         task=file.task,

@@ -204,7 +204,7 @@ class Registry(Generic[Row]):
             return "name must have 1 to 64 lower-case letters, digits, dots, hyphens, underscores"
         if len(offers) > 1:
             packages = ", ".join(sorted(offer.origin for offer in offers))
-            return f"several packages have this name: {packages}"
+            return f"several packages provide this name: {packages}"
         if not _TARGET.fullmatch(offers[0].target):
             return "its entry point is neither `module` nor `module:function`"
         return ""

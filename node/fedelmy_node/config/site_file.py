@@ -212,7 +212,7 @@ class SiteConfig:
     def __post_init__(self) -> None:
         if self.direction == "pull" and not self.peers:
             hint = "Add --peer [SITE=]HOST:PORT of a reachable site, or omit the direction."
-            message = "a site that pulls needs at least one peer"
+            message = 'direction = "pull" needs at least one peer'
             raise ConfigError("E-CONFIG-VALUE", message, hint=hint)
         if not _DEVICE.fullmatch(self.device):
             hint = "Use auto, cpu, cuda or cuda:N."

@@ -42,7 +42,7 @@ def check_refusal(record: RunRecord) -> None:
     _refuse_if_ended(record, _ADMINISTRATOR_HINTS)
     if record.state not in AHEAD or record.has_begun:
         message = f"run {record.slice.run} has begun and can no longer be refused"
-        hint = "Ask the operator to cancel it; stopping the node stops it here."
+        hint = "Ask the operator to cancel it; to stop it only here, stop the node."
         raise RunError("E-RUN-CONFLICT", message, hint=hint)
 
 

@@ -72,7 +72,7 @@ def _weights(plan: Slice, report: Mapping[str, Any]) -> Iterator[str]:
         f" {model.weights.sha256})."
     )
     if new := report.get("new_tensors"):
-        yield f"New, with random values, are: {_list(repr(name) for name in new)}."
+        yield f"These tensors are new and start with random values: {_list(repr(name) for name in new)}."
     if model.frozen is not None:
         patterns = [model.train] if isinstance(model.train, str) else model.train
         part = "its head" if model.train == "head" else _list(repr(name) for name in patterns)
@@ -136,12 +136,12 @@ def _method(training: Training) -> Iterator[str]:
         yield "Each gradient is computed twice (SAM), so training takes about twice as long."
     if training.early_stopping is not None:
         patience = _count(training.early_stopping, "epoch")
-        yield f"The epochs are an upper limit: a model is done after {patience} without progress."
+        yield f"The epochs are an upper limit: training of a model stops after {patience} without progress."
     if training.class_weights == "balanced" or training.loss == "prior_corrected":
         yield "The training loss uses this site's class counts; it does not send them."
     if isinstance(training.class_weights, Mapping):
         weights = (f"{name!r} {weight:g}" for name, weight in training.class_weights.items())
-        yield f"Samples of some classes have other weights than 1: {_list(weights)}."
+        yield f"Samples of some classes are weighted: {_list(weights)}."
 
 
 def _effort(effort: Effort) -> str:
@@ -180,7 +180,7 @@ def _outgoing(plan: Slice, edge: Edge) -> str:
     source, traits = operation_of(edge.source), plan.traits(edge.source)
     known = {TRAIN: "the model it has trained", MERGE: "the averaged model"}
     what = known.get(source) if traits.leaves == "weights" else None
-    return what or f"the {traits.leaves} that operation {source} makes"
+    return what or f"the {traits.leaves} that operation {source} produces"
 
 
 def _told(plan: Slice) -> Iterator[str]:

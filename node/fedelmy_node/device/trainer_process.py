@@ -212,7 +212,7 @@ class Trainer:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            logger.debug("the trainer has ended; the reader of its events reports how")
+            logger.debug("the trainer has ended; its exit is reported by the event reader")
 
 
 class OneJob:

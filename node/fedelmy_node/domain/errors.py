@@ -139,7 +139,7 @@ E-CONFIG-VALUE INVALID_ARGUMENT
 E-CONFIG-MODEL INVALID_ARGUMENT
     Choose one of the models listed in docs/federation.md.
 E-CONFIG-TRAIN INVALID_ARGUMENT
-    Fix train under [model]; docs/federation.md describes patterns and what a head is.
+    Fix train under [model]; docs/federation.md describes patterns and heads.
 E-CONFIG-STRATEGY INVALID_ARGUMENT
     Choose one of the strategies listed in docs/federation.md.
 E-CONFIG-TOPOLOGY INVALID_ARGUMENT
@@ -281,7 +281,7 @@ E-BUNDLE-CHANGE INVALID_ARGUMENT
     Contact the previous site; `max_change` under [consent] limits how far a model may move.
 
 E-WEIGHTS-MISSING FAILED_PRECONDITION
-    Put the file into the site's directory of weights with `fedelmy-node weights import FILE`.
+    Put the file into the site's weights directory with `fedelmy-node weights import FILE`.
 E-WEIGHTS-DIGEST FAILED_PRECONDITION
     Get the file that the operator named, and compare `fedelmy-node weights list` with the plan.
 E-WEIGHTS-FORMAT INVALID_ARGUMENT

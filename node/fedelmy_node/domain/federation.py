@@ -142,7 +142,9 @@ class ModelSpec:
             message = f"train must list at least one pattern of 1 to {MAX_NAME} characters"
             _require(bool(sized), message)
         # Random values depend on the version of torch: sites could differ without noticing.
-        message = 'train other than "all" needs weights: what is frozen must be equal at all sites'
+        message = (
+            'train other than "all" needs weights: the frozen part must be the same at all sites'
+        )
         _require(self.train == "all" or self.weights is not None, message)
 
     @property

@@ -149,7 +149,7 @@ def tls_name(certificate: x509.Certificate) -> str:
         for address in names.get_values_for_type(x509.IPAddress):
             return str(address)
     holder = certificate.subject.rfc4514_string()
-    message = f"the certificate of {holder!r} has no name that TLS can compare"
+    message = f"the certificate of {holder!r} has no name that TLS can verify"
     hint = "Have the CA add a DNS name, such as the one in the request."
     raise IdentityError("E-IDENTITY-FILE", message, hint=hint)
 
@@ -181,7 +181,7 @@ def check_dates(certificate: x509.Certificate, holder: str, now: datetime | None
     now = now or datetime.now(UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin:
-        valid = f"valid from {begin:%Y-%m-%d %H:%M} UTC; it is {now:%Y-%m-%d %H:%M}"
+        valid = f"not valid before {begin:%Y-%m-%d %H:%M} UTC; it is {now:%Y-%m-%d %H:%M} now"
         message, hint = f"the certificate of {holder} is {valid}", "Correct this machine's clock."
         raise IdentityError("E-IDENTITY-EXPIRED", message, hint=hint)
     if now > end:

@@ -165,8 +165,8 @@ def install(directory: Path, certificate_file: Path, ca_file: Path | None = None
     except IdentityError as error:
         if error.code != "E-IDENTITY-UNTRUSTED" or ca_file is None:
             raise
-        hint = "FILE needs the certificate, then all its intermediates; --ca is their root."
-        message = f"{certificate_file} does not lead to {ca_file}: {error.message}"
+        hint = "FILE must contain the certificate, then all intermediates; --ca names the root."
+        message = f"{certificate_file} does not chain to {ca_file}: {error.message}"
         raise IdentityError(error.code, message, hint=hint) from error
     if subject != request.subject:
         message = f"{certificate_file} names {subject}, but the request names {request.subject}"

@@ -105,7 +105,7 @@ class Vitals:
         for known in self._journal.runs(RunState.PENDING):
             until = f"{datetime.fromtimestamp(self.expires_at(known.changed_at)):%Y-%m-%d %H:%M}"
             todo = f"`fedelmy-node runs show {known.run}`, then approve or refuse it"
-            yield f"run {known.run} waits for you, until {until}: {todo}"
+            yield f"run {known.run} is waiting for your approval, until {until}: {todo}"
         free, _ = self.disk()
         if free < _LOW_BYTES:
             yield f"only {bytes_text(free)} free on the disk of the state directory (E-STORE-DISK)"
@@ -119,7 +119,7 @@ class Vitals:
         path = parse_source(self._config.data).path
         if path is not None and not path.exists():
             problem = (
-                "the data do not exist, see --data: every run will be refused (E-DATA-MISSING)"
+                "the data does not exist, see --data: every run will be refused (E-DATA-MISSING)"
             )
             return problem, str(path)
         return "", ""

@@ -95,5 +95,5 @@ def _keep(table: OrderedDict[K, V], key: K, value: V) -> None:
 
 
 def _error(site: SiteName) -> IdentityError:
-    message = f"the identity of site {site} runs twice: two daemons use its name; stop the copy"
+    message = f"two daemons run with the identity of site {site}; stop the copy"
     return IdentityError("E-IDENTITY-TWICE", message)

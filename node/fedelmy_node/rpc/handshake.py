@@ -56,7 +56,7 @@ _EXPIRED_CODES: Final = {_NOT_YET_VALID: "is not valid yet", 10: "has expired"}
 """OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 _NEAR: Final = timedelta(days=7)
 """This close to a certificate's first or last day, a wrong clock is more likely than another CA."""
-_SET_CLOCK: Final = "set it by the network (`timedatectl set-ntp true`)."
+_SET_CLOCK: Final = "synchronise it (`timedatectl set-ntp true`)."
 
 
 class _HungUpError(Exception):
@@ -127,8 +127,8 @@ def probe(
     again = _meet(request, name)
     if again.subject != met.subject:
         message = (
-            f"{address} leads to {met.subject} by the name {asked or '(none)'}, "
-            f"but to {again.subject} by {name or '(none)'}"
+            f"{address} leads to {met.subject} if {asked or 'no name'} is requested, "
+            f"but to {again.subject} if {name or 'no name'} is"
         )
         hint = f"Have the proxy there route {met.tls_name} to {met.subject}."
         raise IdentityError("E-IDENTITY-SITE", message, hint=hint)
@@ -139,7 +139,7 @@ def _check_own(identity: Identity) -> None:
     """Raise if our own certificate is not valid by this machine's clock."""
     begins, now = identity.not_before, datetime.now(UTC)
     if now < begins:
-        raise _wrong_clock(f"our own certificate begins on {_minute(begins)} UTC", now)
+        raise _wrong_clock(f"our own certificate is not valid before {_minute(begins)} UTC", now)
     if identity.not_after < now:
         message = f"our own certificate expired on {_minute(identity.not_after)} UTC"
         raise IdentityError("E-IDENTITY-EXPIRED", message)
@@ -295,7 +295,7 @@ def _handshake_errors(request: _Request, asked: str | None) -> Iterator[None]:
             raise _outside_dates(address, error.verify_code, shown) from error
         trace.issuer = _issuer(shown[0]) if shown else ""
         signer = f"{trace.issuer!r} signed it" if trace.issuer else error.verify_message
-        message = f"the certificate of {address} is not of our federation: {signer}"
+        message = f"the certificate of {address} does not belong to our federation: {signer}"
         raise IdentityError("E-IDENTITY-UNTRUSTED", message, hint=_FOREIGN_CA) from error
     except (ssl.SSLEOFError, ConnectionError) as error:
         raise _HungUpError(_hangs_up(address, asked)) from error
@@ -350,8 +350,8 @@ def _outside_dates(address: Address, code: int, shown: Sequence[x509.Certificate
     now, whose = datetime.now(UTC), f"the certificate of {address}"
     begins = max((each.not_valid_before_utc for each in shown), default=now)
     ends = min((each.not_valid_after_utc for each in shown), default=now)
-    dates = f", it begins on {_minute(begins)} UTC" if begins > now else ""
-    dates = f", it ended on {_minute(ends)} UTC" if ends < now else dates
+    dates = f", it starts on {_minute(begins)} UTC" if begins > now else ""
+    dates = f", it expired on {_minute(ends)} UTC" if ends < now else dates
     if code == _NOT_YET_VALID:
         return _wrong_clock(f"{whose} {_EXPIRED_CODES[code]}{dates}", now)
     message = f"{whose} {_EXPIRED_CODES[code]}{dates}; this machine's clock says {_minute(now)} UTC"
@@ -363,7 +363,7 @@ def _wrong_clock(message: str, now: datetime) -> IdentityError:
     """The signer's clock was ahead of ours: most likely ours is behind."""
     hint = (
         f"The clock here seems to be behind: {_SET_CLOCK} "
-        "If it is right, that of the CA was ahead: sign again."
+        "If it is right, the CA's clock was ahead: have the certificate signed again."
     )
     message = f"{message}; this machine's clock says {_minute(now)} UTC"
     return IdentityError("E-IDENTITY-EXPIRED", message, hint=hint)
@@ -379,8 +379,8 @@ def _refuses_us(address: Address, identity: Identity) -> IdentityError:
         message += f"; this machine's clock says {_minute(now)} UTC"
         there, here = ("behind", "ahead") if now - begins < _NEAR else ("ahead", "behind")
         hint = (
-            f"Check the clocks first (`date -u` at both ends): one that is {there} there, "
-            f"or {here} here, causes this; {_SET_CLOCK} Otherwise, compare ca.pem of both ends."
+            f"Check the clocks first (`date -u` at both ends): one that is {there} there "
+            f"or {here} here would explain this; {_SET_CLOCK} Otherwise, compare ca.pem of both ends."
         )
     return IdentityError("E-IDENTITY-UNTRUSTED", message, hint=hint)
 

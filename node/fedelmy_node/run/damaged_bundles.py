@@ -80,8 +80,8 @@ def check_repeated(record: RunRecord, step: StepId, sha256: str) -> StoreError |
     if not before or before == sha256 or not (user := _user(record, step)):
         return None
     message = (
-        f"{step} was repeated, and its result differs from the one that {user} has, as it may on a"
-        " GPU or with another torch version; restore a backup of this site, or have the operator"
+        f"{step} was repeated, and its result differs from the one that {user} has, which can happen"
+        " on a GPU or with another torch version; restore a backup of this site, or have the operator"
         " cancel the run"
     )
     return StoreError("E-STORE-DAMAGED", message)

@@ -126,7 +126,7 @@ class CheckpointStore:
                 problems.append(f"checkpoint {number} cannot be read: {_reason(error)}")
                 continue
             if contents.key != self.key:
-                logger.info("checkpoint %d is of another job and is not used", number)
+                logger.info("checkpoint %d belongs to another job and is not used", number)
                 continue
             found = reader.read(number, contents)
             problems += found.problems
@@ -311,7 +311,7 @@ def _read_tensors(path: Path, sha256: str, wanted: Groups) -> dict[str, dict[str
     """Read an intact file, whose tensors must have the names, types and shapes of `wanted`."""
     groups = _read_intact(path, sha256)
     if manifest_of(groups) != manifest_of(wanted):
-        message = f"{path.name} is of another model or optimizer"
+        message = f"{path.name} belongs to another model or optimizer"
         raise TrainingError("E-TRAINING-CHECKPOINT", message)
     return groups
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 EVERY_SECONDS: Final = 120.0
 """The most that a killed process has to repeat, however long its epochs are."""
-_OTHER_STRATEGY: Final = "the checkpoint is of another version of the strategy and is not used"
+_OTHER_STRATEGY: Final = "the checkpoint comes from another version of the strategy and is not used"
 
 T = TypeVar("T")
 

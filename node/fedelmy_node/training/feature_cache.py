@@ -41,10 +41,10 @@ class FeatureCache:
                 intact = (file.metadata() or {}).get(_SHA256) == _checksum(features)
             os.utime(path)
         except (SafetensorError, OSError, ValueError, KeyError) as error:
-            logger.warning("a file of features cannot be read: %s", type(error).__name__)
+            logger.warning("a features file cannot be read: %s", type(error).__name__)
             return None
         if not intact:
-            logger.warning("a file of features is damaged; they are computed again")
+            logger.warning("a features file is damaged; the features are computed again")
             return None
         return features.clone()
 

@@ -104,7 +104,7 @@ class Operation:
             given, missing = "keeps_state in its traits", "a spec of its state"
             if self.state is not None:
                 given, missing = missing, given
-            message = f"an operation with {given} must have {missing}, too"
+            message = f"an operation with {given} must also have {missing}"
             raise ConfigError("E-CONFIG-EXTENSION", message)
 
     def check(self, step: Step) -> None:

@@ -238,7 +238,7 @@ def _written(loaded: Loaded, operation: Operation, outputs: Outputs) -> Outcome:
         sha256, size = write_bundle(job.output, groups, wire, job.recipe.model.frozen)
         outcome = replace(outcome, sha256=sha256, bytes=size)
     if outputs.state is not None and operation.state is None:
-        raise RunError("E-RUN-PLAN", f"operation {job.kind} gave a state, but declares none")
+        raise RunError("E-RUN-PLAN", f"operation {job.kind} returned a state, but declares none")
     if operation.state is not None and job.state is not None and outputs.state is not None:
         _check_spec(operation.state(loaded.specs), outputs.state, f"the state of {job.kind}")
         sha256, size = write_bundle(job.state, outputs.state)
@@ -253,7 +253,7 @@ def _check_spec(declared: Groups, groups: Groups, what: str, wire: WireDtype | N
     """
     same = manifest_of(declared, wire) == manifest_of(groups, wire)
     if not same or metadata_of(declared) != metadata_of(groups):
-        raise RunError("E-RUN-PLAN", f"{what} gave other tensors than it declares")
+        raise RunError("E-RUN-PLAN", f"{what} returned tensors other than those it declares")
 
 
 def _comparison(bench: Bench, context: Context, classes: Sequence[str]) -> dict[str, Any]:
@@ -350,7 +350,7 @@ def _check_change(initial: Tensor, received: Tensor, limit: float) -> None:
     distance = torch.linalg.vector_norm(received - initial, dtype=torch.float64)
     change = float(distance / length)
     if not change <= limit:
-        message = f"a received model is {change:.3g} times the initial model's norm away from it"
+        message = f"a received model differs from the initial one by {change:.3g} times its norm"
         raise BundleError("E-BUNDLE-CHANGE", f"{message}; this site accepts up to {limit:g}")
 
 

@@ -96,7 +96,7 @@ class FlatModel:
                 {**{name: held[name] for name in self._frozen}, **state}, strict=True
             )
         except RuntimeError as error:
-            message = f"the weights are of another model: {error}"
+            message = f"the weights belong to another model: {error}"
             raise BundleError("E-BUNDLE-MANIFEST", message) from error
 
     def _without_frozen(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

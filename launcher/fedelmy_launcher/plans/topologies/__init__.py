@@ -28,9 +28,9 @@ class TopologyEntry(NamedTuple):
 
 
 _DESCRIPTIONS: Final = {
-    "chain": "every site trains once, each on the output of the one before it",
-    "ring": "the chain several times around, the last site feeding the first",
-    "mesh": "all sites train in parallel, and every site averages all of them",
+    "chain": "every site trains once, starting from the output of the previous site",
+    "ring": "the chain repeated several times; the last site feeds the first",
+    "mesh": "all sites train in parallel, and every site averages all their models",
     "superclients": "chains inside groups, whose first sites average the groups' results",
 }
 DEFAULT: Final = "chain"

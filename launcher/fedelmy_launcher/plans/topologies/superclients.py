@@ -23,7 +23,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_rounds(self.rounds)
         if not self.groups or not all(self.groups):
-            message = "groups must name at least one group, and every group a site"
+            message = "groups must contain at least one group, and every group at least one site"
             raise ConfigError("E-CONFIG-VALUE", message)
 
 

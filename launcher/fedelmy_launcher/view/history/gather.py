@@ -73,7 +73,7 @@ def _read(
             many += 1
             if many >= _MOST_EVENTS or time.monotonic() > until:
                 message = (
-                    f"{report.site} does not stop sending events; those after {many} are missing"
+                    f"{report.site} keeps sending events; those after the first {many} are missing"
                 )
                 raise PeerError("E-PEER-PROTOCOL", message)
     except FedelmyError as error:

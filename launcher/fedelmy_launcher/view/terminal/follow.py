@@ -179,7 +179,7 @@ def _judge(progress: RunProgress, site: SiteName) -> None:
     if ended.state != RunState.DONE:
         message = f"run {run} failed at {site}: {ended.problem or ended.state}"
         hint = (
-            f"`fedelmy-node runs show {run}` at {site} shows the cause, as details.log does there."
+            f"`fedelmy-node runs show {run}` and details.log at {site} show the cause."
             f" Fix it, then continue with --run {run}."
         )
         raise RunError("E-RUN-FAILED", message, hint=hint)

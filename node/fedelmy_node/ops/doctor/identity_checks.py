@@ -77,7 +77,11 @@ def _dates(begins: datetime, ends: datetime, now: datetime) -> Finding:
             return ok(_SUBJECT, "dates", message, facts)
         return problem(_SUBJECT, "dates", code, message, _RENEW, facts=facts)
     early = now < begins
-    when = f"begins on {begins:%Y-%m-%d %H:%M}" if early else f"expired on {ends:%Y-%m-%d %H:%M}"
+    when = (
+        f"is not valid before {begins:%Y-%m-%d %H:%M}"
+        if early
+        else f"expired on {ends:%Y-%m-%d %H:%M}"
+    )
     message = f"the certificate {when} UTC; this machine's clock says {now:%Y-%m-%d %H:%M}"
     fix = f"If the clock is wrong, correct it (`timedatectl set-ntp true`). Otherwise: {_RENEW}"
     return problem(_SUBJECT, "dates", code, message, fix, facts=facts, verdict="failure")
@@ -101,7 +105,7 @@ def _permissions(directory: Path, identity: Identity) -> Iterator[Finding]:
     for place in (directory, directory.parent):
         mode = stat.S_IMODE(place.stat().st_mode)
         if mode & 0o077:
-            message = "other users can list the directory of the identity"
+            message = "other users can list the identity directory"
             fix = f"Run `chmod 700 {place}`; `fedelmy-node serve` does so as well."
             private = f"{place}, mode {mode:04o}"
             yield problem(_SUBJECT, "files", "E-IDENTITY-FILE", message, fix, private=private)

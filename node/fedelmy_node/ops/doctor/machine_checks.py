@@ -22,7 +22,7 @@ def examine_clock(now: datetime | None = None) -> Finding:
     now = now or datetime.now(UTC)
     if now.year in _YEARS:
         return ok("clock", "clock", f"{now:%Y-%m-%d %H:%M} UTC")
-    hint = "Synchronize it with the network: `timedatectl set-ntp true`."
+    hint = "Synchronise it with the network: `timedatectl set-ntp true`."
     error = PeerError("E-PEER-CLOCK", f"the clock is set to {now:%Y-%m-%d}", hint=hint)
     return Finding.of(error, "clock", "clock")
 
@@ -60,6 +60,8 @@ def _health(health: Health) -> Iterator[Finding]:
         message, hint = f"the daemon is not healthy: {reason}", "Restart it; its log says more."
         yield Finding.of(StoreError("E-STORE-DAEMON", message, hint=hint), "node", "daemon")
     for warning in health.warnings:
-        if "waits for you" in warning:  # the others are about the identity, which is checked itself
+        if (
+            "waiting for your approval" in warning
+        ):  # the others are about the identity, which is checked itself
             fix = "Show what it asks, then approve or refuse it."
             yield problem("node", "runs", "E-CONSENT-APPROVAL", warning, fix)

@@ -216,7 +216,8 @@ def _ms(seconds: float) -> str:
 
 _CHECK: Final = "advertise"
 _HAIRPIN: Final = (
-    "Many networks cannot be called by their own machines (no hairpin NAT), so it may be correct."
+    "Many networks do not let their own machines in from outside (no hairpin NAT), so the address"
+    " may still be correct."
     " Ask another site to test it: fedelmy-node doctor --peer"
 )
 

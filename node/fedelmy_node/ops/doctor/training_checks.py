@@ -120,7 +120,7 @@ def _unreadable(found: Inspection) -> Finding:
     names += f" and {left_out - _SHOWN_FILES} more" if left_out > _SHOWN_FILES else ""
     fix = 'Repair or remove them, or set unreadable = "skip" under [data] in site.toml.'
     if found.rule == "skip":
-        fix = "They are left out, as set in site.toml; repair or remove them all the same."
+        fix = "They are skipped, as set in site.toml; still, repair or remove them."
     return problem(
         "data",
         "readable",

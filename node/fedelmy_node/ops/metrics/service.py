@@ -96,7 +96,7 @@ class _Handler(HttpHandler):
     def answer(self) -> None:
         self.server.accept(self.connection)
         if self.path.partition("?")[0] != "/metrics":
-            return self.refuse(HTTPStatus.NOT_FOUND, "only /metrics is here")
+            return self.refuse(HTTPStatus.NOT_FOUND, "only /metrics is served")
         try:
             body = self.server.metrics()
         except Exception:

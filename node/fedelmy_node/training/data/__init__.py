@@ -56,7 +56,7 @@ class Source:
 
 
 _DESCRIPTIONS: Final = {
-    "digits": "scikit-learn's embedded handwritten digits, 8x8 grey, no path",
+    "digits": "scikit-learn's built-in handwritten digits, 8x8 grey; no path",
     "imagefolder": "image files in one folder per class, or in train/CLASS and test/CLASS",
     "npz": "a NumPy archive with the arrays images and labels",
     "features": "a NumPy archive with the arrays features (vectors, float32) and labels",
@@ -137,4 +137,4 @@ def _suggestion(name: str) -> str:
     if "/" in name:
         return "A path needs its kind before it, such as imagefolder:DIRECTORY or npz:FILE."
     names = ", ".join(INSTALLED.names)
-    return f"Known kinds: {names}; or MODULE:FUNCTION of a module that Python finds here."
+    return f"Known kinds: {names}; or MODULE:FUNCTION from an importable module."

@@ -72,16 +72,16 @@ def _key(names: Collection[str], where: str, *spellings: str) -> str:
 def _label_values(array: NDArray[Any], where: str, key: str) -> NDArray[Any]:
     if array.ndim != 1 or array.dtype.kind not in "iuUS":
         found = f"{array.dtype} of shape {array.shape}"
-        raise _bad(where, f"{key} must be (N,) integers or texts, not {found}")
+        raise _bad(where, f"{key} must be (N,) integers or strings, not {found}")
     return _text(array) if array.dtype.kind == "S" else array
 
 
 def _class_names(array: NDArray[Any], where: str) -> tuple[str, ...]:
     if array.ndim != 1 or array.dtype.kind not in "US":
-        raise _bad(where, "classes must be a list of texts")
+        raise _bad(where, "classes must be a list of strings")
     names = tuple(str(name) for name in (_text(array) if array.dtype.kind == "S" else array))
     if len(set(names)) != len(names):
-        raise _bad(where, "classes repeats a name")
+        raise _bad(where, "classes contains a name twice")
     return names
 
 
@@ -94,7 +94,7 @@ def _numbering(
 ) -> tuple[tuple[str, ...], dict[Any, int]]:
     """The class names, and the class number of each label."""
     if len({part.dtype.kind == "U" for part in parts}) != 1:
-        raise _bad(where, "labels and test_labels must both be texts or both integers")
+        raise _bad(where, "labels and test_labels must both be strings or both integers")
     if names is None:
         values = sorted({value for part in parts for value in np.unique(part).tolist()})
         numbers = {value: number for number, value in enumerate(values)}

@@ -71,7 +71,7 @@ def _windowed(values: NDArray[Any], wanted: InputFormat, name: str) -> NDArray[n
     """Values scaled so that the window's ends are 0 and 1, and clipped to it."""
     kind = values.dtype.kind
     if kind not in "iufb":
-        message = f"images have values of the type {values.dtype}, not numbers"
+        message = f"image values have type {values.dtype}, not numbers"
         raise DataError("E-DATA-FORMAT", message, private=name)
     if kind == "f" and not np.isfinite(values).all():
         message = "an image has values that are not finite"
@@ -91,7 +91,7 @@ def _type_range(values: NDArray[Any], name: str) -> tuple[float, float]:
     if values.dtype.kind == "f" and low >= 0 and high <= 1:
         return 0, 1
     # Clipping 0..255 floats or Hounsfield units to 0..1 would silently give black-and-white images.
-    found = f"images have values of the type {values.dtype}"
+    found = f"image values have type {values.dtype}"
     message = f"{found}, and no window defines black and white"
     private = f"{name} has values from {low} to {high}"
     raise DataError("E-DATA-FORMAT", message, hint=_WINDOW_HINT, private=private)

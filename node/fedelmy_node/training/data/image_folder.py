@@ -48,10 +48,10 @@ def read_image(path: Path, name: str) -> NDArray[Any]:
         with Image.open(path) as image:
             return image_values(image)
     except UnidentifiedImageError as error:
-        message = "a file of the data is not an image"
+        message = "a data file is not an image"
         raise DataError("E-DATA-UNREADABLE", message, private=name) from error
     except _DAMAGE as error:
-        message, private = "an image of the data cannot be read", str(error) or type(error).__name__
+        message, private = "an image in the data cannot be read", str(error) or type(error).__name__
         raise DataError("E-DATA-UNREADABLE", message, private=f"{name}: {private}") from error
 
 

@@ -54,9 +54,9 @@ class Indices:
     def require_fit(self, *, source_kind: str, samples: int, site: SiteName) -> None:
         """Refuse another source or another site than the partition was made for."""
         kind, size = self.source_kind, self.samples
-        _require(kind == source_kind, f"indices of {kind!r} do not fit {source_kind!r}")
-        _require(size == samples, f"indices of {size} samples do not fit the source's {samples}")
-        _require(self.site == site, f"indices of site {self.site!r} are not those of site {site!r}")
+        _require(kind == source_kind, f"the indices are for {kind!r}, not {source_kind!r}")
+        _require(size == samples, f"the indices are for {size} samples, the source has {samples}")
+        _require(self.site == site, f"the indices are for site {self.site!r}, not {site!r}")
 
 
 def read_indices(path: Path) -> Indices:
@@ -64,7 +64,7 @@ def read_indices(path: Path) -> Indices:
     try:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise DataError("E-DATA-INDICES", f"it is not a file of the format {FORMAT}")
+            raise DataError("E-DATA-INDICES", f"its format is not {FORMAT}")
         return decode(Indices, value)
     except FedelmyError as error:
         message = f"the indices file: {error.message}"
@@ -74,7 +74,7 @@ def read_indices(path: Path) -> Indices:
         message = f"the indices file cannot be read: {reason}"
         raise DataError("E-DATA-INDICES", message, hint=hint, private=str(path)) from error
     except (ValueError, RecursionError) as error:
-        message, private = "the indices file is not JSON", f"{path}: {error}"
+        message, private = "the indices file is not valid JSON", f"{path}: {error}"
         raise DataError("E-DATA-INDICES", message, private=private) from error
 
 

@@ -132,7 +132,7 @@ def _read_idx(path: Path, *, dimensions: int) -> NDArray[Any]:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
-        message = f"a file of the data is not an idx file of bytes in {dimensions} dimension(s)"
+        message = f"a data file is not an idx file of bytes with {dimensions} dimension(s)"
         raise DataError("E-DATA-FORMAT", message, private=str(path))
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     values = np.frombuffer(content, np.uint8, offset=header)

@@ -106,7 +106,7 @@ class RawData:
         found = "vector" if self.vectors else "image"
         if found != kind:
             hint = "Use data of the other kind, or have the operator set kind in [task.input]."
-            message = f"this site's data are {found}s, the federation's input is {kind}s"
+            message = f"this site has {found}s, but the federation's input is {kind}s"
             raise DataError("E-DATA-FORMAT", message, hint=hint)
 
     def __post_init__(self) -> None:
@@ -145,7 +145,9 @@ def require_directory(path: Path) -> None:
     with map_read_errors(path):
         exists = path.exists()
     if not path.is_dir():
-        message = "the data are not a directory" if exists else "the data directory does not exist"
+        message = (
+            "the data source is not a directory" if exists else "the data directory does not exist"
+        )
         raise DataError("E-DATA-MISSING", message, private=str(path))
 
 
@@ -158,8 +160,8 @@ def map_read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        message, private = "a file of the data is damaged or of another format", f"{path}: {error}"
+        message, private = "a data file is damaged or has another format", f"{path}: {error}"
         raise DataError("E-DATA-FORMAT", message, private=private) from error
     except OSError as error:
-        message = f"a file of the data cannot be read: {error.strerror or type(error).__name__}"
+        message = f"a data file cannot be read: {error.strerror or type(error).__name__}"
         raise DataError("E-DATA-MISSING", message, private=str(error.filename or path)) from error

@@ -29,7 +29,7 @@ def frozen_names(module: nn.Module, spec: ModelSpec, task: Task) -> frozenset[st
         head = head_names(module, spec, task)
         if not head:
             hint = f"List the patterns of its tensors instead. {_parts(module)}"
-            message = f"model {spec.name!r} has no layer that is known as its head"
+            message = f"model {spec.name!r} has no layer that is recognised as its head"
             raise ConfigError("E-CONFIG-TRAIN", message, hint=hint)
         return names - head
     return names - _matching(module, spec.train)

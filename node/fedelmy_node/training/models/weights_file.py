@@ -96,7 +96,7 @@ def _read(directory: Path | None, wanted: WeightsFile) -> bytes:
         try:
             data = path.read_bytes()
         except OSError as error:
-            logger.warning("a file of weights cannot be read: %s", error.strerror)
+            logger.warning("a weights file cannot be read: %s", error.strerror)
             continue
         digest = hashlib.sha256(data).hexdigest()
         if digest == wanted.sha256:

@@ -89,7 +89,7 @@ def _load(source: Path) -> Any:
             warnings.simplefilter("ignore")  # about old formats of torch's own
             return torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises almost anything for a damaged file
-        message = f"{source.name} contains more than tensors, possibly code, and was not loaded"
+        message = f"{source.name} contains more than tensors, possibly code, so it was not loaded"
         hint = "Save its state dict: torch.save(model.state_dict(), FILE), or use safetensors."
         raise BundleError("E-WEIGHTS-FORMAT", message, hint=hint, private=str(error)) from error
 

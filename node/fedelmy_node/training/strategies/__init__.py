@@ -43,8 +43,8 @@ _HERE: Final = "fedelmy_node.training.strategies"
 _DESCRIPTIONS: Final = {
     "fedelmy": "a pool of diverse models per site, averaged",
     "fedseq": "plain training, one model per site",
-    "fedprox": "as fedseq, held near the model that was received",
-    "fedavg": "as fedseq; where models are merged, each weighs by its samples",
+    "fedprox": "as fedseq, but kept close to the received model",
+    "fedavg": "as fedseq; merges weight each model by its number of samples",
     "analytic": "solves for the head of a frozen model, from sums over all sites' samples",
 }
 STRATEGIES: Final[Mapping[str, StrategyEntry]] = {

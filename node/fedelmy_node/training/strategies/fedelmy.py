@@ -54,8 +54,8 @@ def warnings(settings: Settings, training: Training) -> Iterator[str]:
     held = settings.beta - (settings.alpha if settings.distance == "squared_l2" else 0.0)
     if held >= _STRONG_BETA and settings.distance in _EUCLIDEAN and training.epochs < _FREE_EPOCHS:
         yield (
-            f"beta = {settings.beta:g} holds every model near its start, and {training.epochs} epochs"
-            " are too few to get away: with beta 1 and 20 epochs, fedelmy reached 19.0% where"
+            f"beta = {settings.beta:g} keeps every model near its start, and {training.epochs} epochs"
+            " are too few to overcome that: with beta 1 and 20 epochs, fedelmy reached 19.0% where"
             " fedseq reached 50.0% with as many epochs in total (docs/results.md); the paper trains"
             f" 200 epochs. Use beta = 0, or at least {_FREE_EPOCHS} epochs"
         )

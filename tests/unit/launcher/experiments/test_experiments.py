@@ -120,7 +120,7 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path) -> None:
     path.write_text('title = "x"\nrow = 3\n')
     with pytest.raises(ConfigError, match=r"grid.toml: unknown key 'row'"):
         read_experiment(path)
-    with pytest.raises(ConfigError, match="rows must be given and unique"):
+    with pytest.raises(ConfigError, match="rows must not be empty or contain a name twice"):
         grid(rows=[{"label": "a"}, {"label": "a"}])
     with pytest.raises(ConfigError, match="seeds"):
         grid(seeds=[1, 1])

@@ -123,7 +123,7 @@ def test_superclients_are_chains_whose_heads_merge() -> None:
         ("mesh", {"round": 2}, "unknown key 'topology.round'"),
         ("chain", {"rounds": 2}, "unknown key 'topology.rounds'"),
         ("superclients", {}, "missing key 'topology.groups'"),
-        ("superclients", {"groups": [["a"], []]}, "every group a site"),
+        ("superclients", {"groups": [["a"], []]}, "every group at least one site"),
         ("superclients", {"groups": [["a", "b"], ["b", "c"]]}, "names b twice"),
         ("superclients", {"groups": [["a", "b"]]}, "site c is in no group"),
         ("superclients", {"groups": [["a", "b", "c", "x"]]}, "names an unknown site: x"),

@@ -92,8 +92,8 @@ def test_groups_keep_their_types_and_only_models_and_float32_are_converted(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lies", "operation train gave other tensors than it declares"),
-        ("forgets", "operation train gave a state, but declares none"),
+        ("lies", "operation train returned tensors other than those it declares"),
+        ("forgets", "operation train returned a state, but declares none"),
     ],
 )
 def test_what_an_operation_did_not_declare_is_refused(

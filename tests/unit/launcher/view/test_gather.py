@@ -128,7 +128,7 @@ def test_a_report_is_written_without_what_an_endless_site_tells(
     monkeypatch.setattr(gather, "_MOST_EVENTS", 500)
     heard: list[Event] = []
     report: Any = SimpleNamespace(site=NORTH, run=RUN, last_event=2**63 - 1)
-    with pytest.raises(PeerError, match="does not stop sending events"):
+    with pytest.raises(PeerError, match="keeps sending events"):
         gather._read(SimpleNamespace(drop=lambda site: None), Endless(), report, heard.append)  # type: ignore[arg-type]
     assert len(heard) == 500
 

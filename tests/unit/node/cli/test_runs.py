@@ -75,7 +75,7 @@ def test_transfers_skips_and_absences_are_told_in_words() -> None:
 def test_until_when_a_run_waits() -> None:
     until = f"{datetime.fromtimestamp(1.8e9):%Y-%m-%d %H:%M}"
     pending = replace(make_report(make_plan(), "north", RunState.PENDING), expires_at=1.8e9)
-    assert f"  It waits for you, until {until}. Yes or no:" in report_lines(pending)
+    assert f"  It is waiting for your approval, until {until}. To decide:" in report_lines(pending)
     prepared = replace(make_report(make_plan(), "north", RunState.PREPARED), expires_at=1.8e9)
     assert f"  It waits for the operator to start it, until {until}." in report_lines(prepared)
     running = make_report(make_plan(), "north", RunState.RUNNING)

@@ -122,7 +122,7 @@ def test_a_name_of_two_packages_is_nobodys(package: Callable[..., Path]) -> None
     package("first", "same = first:make")
     package("second", "same = second:make", "other = second:make")
     things = register()
-    with pytest.raises(ConfigError, match=r"have this name: first 1\.2, second 1\.2") as caught:
+    with pytest.raises(ConfigError, match=r"provide this name: first 1\.2, second 1\.2") as caught:
         things.find("same")
     assert caught.value.code == "E-CONFIG-EXTENSION"
     assert things.names == ["ours", "other"]

@@ -63,7 +63,9 @@ def test_weights_that_every_site_has_and_the_part_that_is_trained() -> None:
         text = text_for("north", report=report, recipe=frozen)
         assert f"Of the model, only {part} is trained and sent: 17,226 parameters." in text
         assert "The other 16,000 stay as in that file and are never sent." in text
-        assert "New, with random values, are: '5.bias' and '5.weight'." in text
+        assert (
+            "These tensors are new and start with random values: '5.bias' and '5.weight'." in text
+        )
 
 
 def test_a_site_in_the_middle_that_may_have_to_go_around_others() -> None:
@@ -133,10 +135,10 @@ def test_how_the_training_differs_from_the_usual() -> None:
     text = text_for("north", recipe=recipe)
     assert "The optimizer is sgd, its learning rate cosine." in text
     assert "Each gradient is computed twice (SAM)" in text
-    assert "a model is done after 3 epochs without progress" in text
+    assert "training of a model stops after 3 epochs without progress" in text
     assert "uses this site's class counts; it does not send them" in text
     training["class_weights"] = {"ill": 2.5}
-    assert "other weights than 1: 'ill' 2.5." in text_for("north", recipe=recipe)
+    assert "Samples of some classes are weighted: 'ill' 2.5." in text_for("north", recipe=recipe)
     usual = text_for("north")
     for word in ("optimizer is", "SAM", "upper limit", "class counts;", "weights"):
         assert word not in usual
@@ -153,5 +155,5 @@ def test_what_sums_tell_the_other_sites(masked: bool) -> None:
     assert ("the first site adds random numbers that only it knows" in text) is masked
     assert ("The two sites before and after this one" in text) is masked
     assert "Site north sends this site statistics to continue with." in text
-    assert "This site sends the statistics that operation train makes to west" in text
+    assert "This site sends the statistics that operation train produces to west" in text
     assert "uses 1,457 training samples" not in text, "it trains no model"

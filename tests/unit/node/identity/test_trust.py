@@ -213,7 +213,7 @@ def test_a_channel_finds_a_name_in_the_certificate(
 
 
 def test_without_any_name_a_channel_cannot_be_made(join: Join) -> None:
-    with pytest.raises(IdentityError, match="no name that TLS can compare"):
+    with pytest.raises(IdentityError, match="no name that TLS can verify"):
         tls_name(chain(join(SOUTH, subject="O=South Hospital"))[0])
 
 

@@ -55,7 +55,7 @@ def test_restarts_and_streams_that_begin_again_are_nothing_new(scene: Scene) -> 
 def test_an_instance_that_comes_back_is_told(scene: Scene, turns: tuple[str, ...]) -> None:
     scene.meet(*turns)
     assert scene.told == ["E-IDENTITY-TWICE"]
-    assert "the identity of site north runs twice" in scene.duplicates.warnings()[0]
+    assert "two daemons run with the identity of site north" in scene.duplicates.warnings()[0]
     assert "revoke" in scene.duplicates.problems()[NORTH].hint
 
 

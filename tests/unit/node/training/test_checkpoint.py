@@ -724,7 +724,7 @@ def test_a_state_of_another_optimizer_is_told_and_the_step_begins_anew(tmp_path)
     other = Step(directory, training=SETTINGS["cosine"])
     assert (other.run(), other.accuracies) == undisturbed("cosine")
     (warning,) = other.warnings
-    assert "of another model or optimizer; the step starts over" in warning
+    assert "belongs to another model or optimizer; the step starts over" in warning
 
 
 def test_the_momentum_of_sgd_is_part_of_it(tmp_path):

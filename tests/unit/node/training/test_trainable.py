@@ -156,7 +156,7 @@ def test_equal_heads_on_other_backbones_are_other_results(tmp_path: Path) -> Non
         assert torch.equal(heads["fc.bias"], loaded.initial.vector[3 * 512 : 3 * 513])
     assert found["a"] != found["b"] and first.sha256 in found["a"][1]
     wanted = replace(train_job(tmp_path, frozen_recipe(first)), weights=tmp_path / "a")
-    with pytest.raises(BundleError, match="metadata of the weights differs"):
+    with pytest.raises(BundleError, match="metadata of the weights does not match this run"):
         run(load(wanted), bundles(tmp_path / "bundle"), lambda *_: None)
 
 
@@ -266,7 +266,7 @@ def test_a_plan_without_these_settings_has_the_same_bytes_as_before() -> None:
         ({"train": "head"}, "needs weights"),
         ({"train": "tail"}, '"all", "head" or a list'),
         ({"train": []}, "at least one pattern"),
-        ({"train": 3}, "must be a text or a list"),
+        ({"train": 3}, "must be a string or a list"),
         ({"weights": {"file": "../a.safetensors", "sha256": "0" * 64}}, "without a directory"),
         ({"weights": {"file": "a.pth", "sha256": "0" * 64}}, "a .safetensors file"),
         ({"weights": {"file": "a.safetensors", "sha256": "xyz"}}, "64 lower-case hexadecimal"),

@@ -107,12 +107,12 @@ def test_images_and_vectors_are_told_apart(tmp_path: Path) -> None:
     small = np.zeros((60, 6), np.float32)  # in 0..1, so it could pass for grey images
     image = InputFormat(height=1, width=6, channels=1)
     assert (
-        "data are vectors"
+        "this site has vectors"
         in refused(save(tmp_path, features=small), replace(VECTORS, input=image)).message
     )
-    assert "data are images" in refused(DataSpec(source="digits")).message
+    assert "this site has images" in refused(DataSpec(source="digits")).message
     assert (
-        "data are vectors"
+        "this site has vectors"
         in refused(DataSpec(source=f"shifted:plain:features:{tmp_path}/f.npz")).message
     )
 
