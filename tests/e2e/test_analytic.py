@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.support.testbed import Bed, launched
-from tests.e2e.test_meshes import NAMES, free_ports, start, the_rest, wait_for
+from tests.e2e.support.witness import Witness
+from tests.e2e.test_meshes import NAMES, free_ports, start, the_rest
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +52,12 @@ def test_a_masked_run_whose_daemons_are_killed_has_the_bytes_of_simulation(bed: 
     write(bed)
     simulated = bed.launch("simulate", "--json").ok().json
     with launched(bed, "masked") as launcher:
-        wait_for(launcher, "sent", "north")
-        for name in ("north", "south"):
-            bed.sites[name].kill()
-        assert launcher.poll() is None, "north has yet to take the mask off"
-        for name in ("north", "south"):
-            start(bed, name)
+        with Witness(bed.sites["west"], "masked").held("train.3@west", begun=False):
+            for name in ("north", "south"):
+                bed.sites[name].kill()
+            assert launcher.poll() is None, "north has yet to take the mask off"
+            for name in ("north", "south"):
+                start(bed, name)
         done = the_rest(launcher)
     assert done["bundle_sha256"] == simulated["bundle_sha256"]
     assert {site["bundle_sha256"] for site in done["sites"]} == {simulated["bundle_sha256"]}
@@ -97,8 +98,8 @@ def test_a_skipped_site_is_missing_from_the_sums_and_changes_nothing_else(bed: B
     address = f'address = "{bed.sites["south"].address}"'
     bed.file.write_text(text.replace(address, f"{address}\n{skip}"))
     with launched(bed, "skipped") as launcher:
-        wait_for(launcher, "step", "north")
-        bed.sites["south"].kill()
+        with Witness(bed.sites["south"], "skipped").held("train.2@south", begun=False):
+            bed.sites["south"].kill()
         done = the_rest(launcher)
     assert launcher.returncode == 20 and done["contributors"] == ["north", "west"]
     south = text.index('\n[[sites]]\nname = "south"')

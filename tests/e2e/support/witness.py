@@ -137,11 +137,12 @@ class Witness:
         return trainers_of(self.site.process.pid)
 
     @contextmanager
-    def held(self, step: str) -> Iterator[Trainer]:
+    def held(self, step: str, *, begun: bool = True) -> Iterator[Trainer]:
         """Hold the trainer of a step after its first epoch or so, until the block ends.
 
         It runs in short slices until there is a checkpoint, which it writes itself: so it does not
-        get to its end before it is stopped, however busy this machine is.
+        get to its end before it is stopped, however busy this machine is. Without `begun` it is
+        held as soon as it exists, which is while it imports torch.
         """
         directory = self.step_directory(step)
         checkpoints = directory / "checkpoints"
@@ -153,7 +154,7 @@ class Witness:
         trainer.stop()
 
         def has_checkpoint() -> bool:
-            if any(checkpoints.glob("*.json")):
+            if not begun or any(checkpoints.glob("*.json")):
                 return True
             assert trainer.is_alive(), f"{step} ended before it could be held"
             trainer.go_on()
