@@ -22,7 +22,7 @@ _PROGRAMS = {"fedelmy_node": "fedelmy-node", "fedelmy_launcher": "fedelmy-launch
 _GROUPS = {"ca", "identity", "runs", "model", "audit", "weights"}
 _BY_NAME = {"sites", "states", "counts", "plans", "problems", "classes", "class_counts", "settings"}
 _BY_NAME |= {"findings", "waiting_for", "neighbours", "class_weights", "operations"}
-_BY_NAME |= {"received_classes", "validated_classes"}
+_BY_NAME |= {"received_classes", "validated_classes", "progress"}
 """Objects whose keys are names of sites, classes and the like."""
 
 
