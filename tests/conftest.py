@@ -5,6 +5,7 @@ mocked.
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,10 @@ from tests.support.hospital import Hospital
 # How long an example takes says nothing on a machine that others use, too.
 hypothesis.settings.register_profile("fedelmy", deadline=None)
 hypothesis.settings.load_profile("fedelmy")
+
+# A shell starts jobs in the background with Ctrl-C ignored, and so would be what tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FOLDERS = ("e2e", "integration", "chaos")
 """In this order, then the others: modules that take long first, so that short ones fill the end."""

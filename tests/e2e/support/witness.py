@@ -154,9 +154,11 @@ class Witness:
         trainer.stop()
 
         def has_checkpoint() -> bool:
+            nonlocal trainer
             if not begun or any(checkpoints.glob("*.json")):
                 return True
-            assert trainer.is_alive(), f"{step} ended before it could be held"
+            if not trainer.is_alive():  # it was started early, and another one has taken its place
+                trainer = wait_until(find, f"another trainer of {step}")
             trainer.go_on()
             time.sleep(_SLICE_SECONDS)
             trainer.stop()
