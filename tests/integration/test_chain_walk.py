@@ -58,7 +58,7 @@ def test_a_circle_is_named(start: Start, identities: Identities) -> None:
     place = free_address()
     south = start("south", f"north={place}")
     head = start("north", f"south={south}", listen=place)
-    with pytest.raises(PeerError, match=r"E-PEER-CHAIN.*circle.*north -> south -> north"):
+    with pytest.raises(PeerError, match=r"E-PEER-CHAIN.*cycle.*north -> south -> north"):
         walk(head, identities["operator"])
 
 

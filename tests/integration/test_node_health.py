@@ -179,7 +179,7 @@ def test_warnings_of_data_that_are_not_there(state: Path) -> None:
         code, told = probe(state)
     finally:
         running.end()
-    assert code == 0 and "warning:  the data do not exist" in told
+    assert code == 0 and "warning:  the data does not exist" in told
     assert "/gone" not in told
 
 

@@ -13,11 +13,11 @@ from tests.support.methods import PLAIN, STATEFUL
 
 def test_a_state_needs_a_spec_and_a_spec_the_trait() -> None:
     with pytest.raises(
-        ConfigError, match=r"E-CONFIG-EXTENSION.*with keeps_state.* must have a spec"
+        ConfigError, match=r"E-CONFIG-EXTENSION.*with keeps_state.* must also have a spec"
     ):
         replace(STATEFUL, state=None)
     with pytest.raises(
-        ConfigError, match=r"E-CONFIG-EXTENSION.*a spec of its state must have keeps"
+        ConfigError, match=r"E-CONFIG-EXTENSION.*a spec of its state must also have keeps"
     ):
         replace(STATEFUL, traits=BUILT_IN[TRAIN])
     assert replace(PLAIN, traits=STATEFUL.traits, state=STATEFUL.state).state is STATEFUL.state
