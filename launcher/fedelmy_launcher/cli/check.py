@@ -61,7 +61,6 @@ def check(
     from fedelmy_node.cli.finding_lines import finding_json, wrapped
     from fedelmy_node.cli.progress_line import ProgressLine
     from fedelmy_node.domain.events import RunState
-    from fedelmy_node.training.strategies import warnings_of
 
     described = options.described_federation(federation, head, operator)
     plan = compile_plan(described, new_run_id(described))
@@ -71,7 +70,7 @@ def check(
     nodes, answers, refusals = checked.nodes, checked.answers, checked.refusals
     reports = {site: dict(answer.report) for site, answer in answers.items()}
     approving = [site for site, answer in answers.items() if answer.state == RunState.PENDING]
-    warnings = [*warnings_of(plan.recipe), *_warnings(checked)]
+    warnings = [*options.preset_warnings(described), *_warnings(checked)]
     warnings += expiry_warnings(sites.identity, nodes.values())
     warnings += _newer_lists(sites.identity, numbers)
     problems = {refusal.site: refusal.error for refusal in refusals}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from fedelmy_launcher.control.sites import Sites
-    from fedelmy_node.domain.federation import Federation, Recipe
+    from fedelmy_node.domain.federation import Federation
     from fedelmy_node.identity.keystore import Identity
 
 
@@ -220,9 +220,13 @@ def open_sites(target: Target, identity: Identity | None) -> tuple[Sites, str | 
     return sites, None
 
 
-def warn_of_settings(recipe: Recipe) -> None:
-    """Print what the strategy says about settings that are known to do harm."""
+def preset_warnings(federation: Federation) -> list[str]:
+    """What is known to do harm where a preset's settings, such as its epochs, were changed."""
     from fedelmy_node.training.strategies import warnings_of
 
-    for text in warnings_of(recipe):
+    return [] if federation.preset is None else list(warnings_of(federation.recipe))
+
+
+def warn_of_preset(federation: Federation) -> None:
+    for text in preset_warnings(federation):
         click.echo(f"{click.style('warning', fg='yellow')}: {text}", err=True)

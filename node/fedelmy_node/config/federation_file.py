@@ -143,6 +143,7 @@ def _federation(file: _File, path: Path) -> Federation:
         members=tuple(_with_indices_path(member, path.absolute().parent) for member in file.sites),
         recipe=recipe,
         absence=Absence(on_unreachable=table.on_unreachable, patience_seconds=patience),
+        preset=table.preset,
     )
 
 

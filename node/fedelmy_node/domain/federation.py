@@ -394,6 +394,8 @@ class Federation:
     topology_settings: Mapping[str, TopologySetting] = field(
         default_factory=dict, metadata=at_most(MAX_SETTINGS)
     )
+    preset: str | None = None
+    """The preset that its settings override."""
 
     def absence_of(self, member: Member) -> Absence:
         """Return the policy for one site."""
