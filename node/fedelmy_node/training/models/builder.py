@@ -1,15 +1,15 @@
 """Build a model by name: values from the seed alone, or shapes and a test of its forward pass.
 
-Only a model without values is tested. Every site prepares with one before a run, and simulation
-begins with one; the operations on the meta device import torch's compiler (`torch._dynamo`), which
-would delay each trainer by one to two seconds.
+The test is part of building shapes alone: every site does that before a run, and simulation begins
+with it. A large model is tested without values. For a small one, values cost less: computing on the
+meta device imports torch's compiler (`torch._dynamo`), which takes one to two seconds.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from fedelmy_node.training.models import factory_for, model_origin
 from fedelmy_node.training.models.trainable import freeze, frozen_names
 
 Factory = Callable[[Task], nn.Module]
+_SMALL_BYTES: Final = 256 << 20
 
 
 def build_model(spec: ModelSpec, task: Task, seed: int | None) -> nn.Module:
@@ -32,7 +33,10 @@ def build_model(spec: ModelSpec, task: Task, seed: int | None) -> nn.Module:
             message = r"for .*: copying from a non-meta parameter"
             warnings.filterwarnings("ignore", message, UserWarning)
             module = _construct(factory, spec, task)
-        _check_forward(module, spec, task)
+        size = sum(tensor.nbytes for tensor in module.state_dict().values())
+        with torch.random.fork_rng(devices=[]):
+            tested = _construct(factory, spec, task) if size <= _SMALL_BYTES else module
+            _check_forward(tested, spec, task)
     else:
         # Initialisation draws from torch's global generator; `fork_rng` restores its state.
         with torch.random.fork_rng(devices=[]):
@@ -68,11 +72,12 @@ def _construct(factory: Factory, spec: ModelSpec, task: Task) -> nn.Module:
 
 
 def _check_forward(model: nn.Module, spec: ModelSpec, task: Task) -> None:
-    """Run two samples through the model on the meta device, in training mode, which needs more."""
+    """Run two samples through the model in training mode, which needs more than evaluation."""
     size = (2, task.input.channels, task.input.height, task.input.width)
+    device = next((tensor.device for tensor in model.state_dict().values()), None)
     try:
         with torch.no_grad():
-            output: Any = model.train()(torch.empty(size, device="meta"))
+            output: Any = model.train()(torch.zeros(size, device=device))
     except _model_errors(spec) as error:
         raise _unfit(spec, task, error) from error
     is_tensor = isinstance(output, Tensor)
