@@ -69,7 +69,7 @@ def wire(sites, settings):
 OPERATIONS = {
     "train": Operation(
         run=train,
-        traits=Traits(reads_data=False, trains=True),
+        traits=Traits(trains=True),
         output=lambda specs: groups("meta"),
     ),
     "digest": Operation(
