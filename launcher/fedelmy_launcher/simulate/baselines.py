@@ -13,6 +13,7 @@ from fedelmy_launcher.simulate.simulation import Simulation, data_of
 from fedelmy_node.domain.events import Event
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import RunId, SiteName, file_stem
+from fedelmy_node.domain.step_traits import DELIVER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +45,8 @@ def every_site_alone(
             plan, data, directory / file_stem(member.name), emit, code=code, weights=weights
         )
         simulation.run()
-        bundle = simulation.bundle(plan.steps[0].id)
+        delivered = next(step.id for step in plan.steps if step.kind == DELIVER)
+        bundle = simulation.bundle(delivered)
         found[member.name] = _total([simulation.evaluate(bundle, site) for site in tested])
     return found
 

@@ -49,6 +49,15 @@ def test_alone_is_a_federation_of_one_on_the_test_data_of_all(tmp_path: Path) ->
     )
 
 
+def test_the_result_counts_not_the_first_step(tmp_path: Path) -> None:
+    """The first step of analytic gives sums, not a model."""
+    settings = {**SETTINGS, "model.name": "linear", "strategy.name": "analytic"}
+    solved = replace(cell(baseline="alone"), settings=unfolded(settings))
+    federation = federation_from(prepare_cell(solved, {}).write_parts(tmp_path))
+    found = every_site_alone(federation, RUN, tmp_path)
+    assert all(own.accuracy for own in found.values())
+
+
 def test_pooled_is_one_site_with_the_samples_of_all() -> None:
     apart, pooled = prepare_cell(cell(), {}), prepare_cell(cell(baseline="pooled"), {})
     ((_, samples),) = pooled.parts.values()
