@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from fedelmy_launcher.view.history.event_values import correct_by_class
 from fedelmy_launcher.view.progress import RunProgress
 from fedelmy_node.domain.event_data import is_count, is_square
 from fedelmy_node.domain.events import Event, EventKind, StepState
@@ -18,9 +20,15 @@ class Measures:
         self._progress = progress
         self._distances: list[list[float]] | None = None
         """In the pool of the last finished step that trains."""
+        self._losses: dict[tuple[str, int], float] = {}
+        """Of the last epoch of every model, by step and member; without warm-ups."""
 
     def add(self, event: Event) -> None:
-        if event.kind != EventKind.STEP or event.step is None:
+        if event.step is None:
+            return
+        if event.kind == EventKind.EPOCH and event.data["phase"] == "member":
+            self._losses[event.step, event.data["member"]] = event.data.get("loss", math.nan)
+        if event.kind != EventKind.STEP:
             return
         if not self._progress.traits(event.step).trains:
             return
@@ -35,6 +43,8 @@ class Measures:
         return {
             "accuracy": _rounded(run["accuracy"]),
             "balanced_accuracy": _rounded(self._balanced()),
+            "validation_accuracy": _rounded(self._validated()),
+            "final_loss": self._final_loss(),
             "samples": run["samples"],
             "bytes": run["bytes_sent"],
             "bytes_delivered": run["bytes_delivered"],
@@ -44,6 +54,12 @@ class Measures:
             "subset": run["subset"],
             "pool_distances": self._distances,
         }
+
+    def _final_loss(self) -> float | None:
+        """The mean training loss of all models in their last epochs; None if any is unknown."""
+        losses = list(self._losses.values())
+        known = bool(losses) and all(map(math.isfinite, losses))
+        return round(math.fsum(losses) / len(losses), 6) if known else None
 
     def _balanced(self) -> float | None:
         """The mean sensitivity over the classes, on the test samples of all sites; None if fewer
@@ -59,6 +75,14 @@ class Measures:
                     whole[name] += row["tp"] + row["fn"]
         shares = [right[name] / count for name, count in whole.items() if count]
         return sum(shares) / len(shares) if len(shares) >= 2 else None
+
+    def _validated(self) -> float | None:
+        """Correct over all validation samples of the sites that evaluated the result."""
+        evaluations = [site.evaluation or {} for site in self._progress.sites.values()]
+        by_class = [correct_by_class(found.get("validated_classes")) for found in evaluations]
+        counts = [row for found in by_class if found for row in found.values()]
+        samples = sum(row["samples"] for row in counts)
+        return sum(row["correct"] for row in counts) / samples if samples else None
 
 
 def _rounded(share: float | None) -> float | None:

@@ -68,7 +68,7 @@ def parse_setting(texts: Iterable[str]) -> Tree:
 
 FULL: Final = "full"
 """The setting without changes to [base]."""
-Measure = Literal["accuracy", "balanced_accuracy", "bytes", "seconds"]
+Measure = Literal["accuracy", "balanced_accuracy", "validation_accuracy", "bytes", "seconds"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from fedelmy_node.domain.text import bytes_text
 MEASURES = {
     "accuracy": "test accuracy (%)",
     "balanced_accuracy": "balanced test accuracy (%)",
+    "validation_accuracy": "validation accuracy (%)",
     "bytes": "bytes sent while training",
     "seconds": "seconds of computation",
 }

@@ -63,7 +63,10 @@ class Bench:
     speed: Acceleration = field(default_factory=Acceleration)
 
     def objective(
-        self, regulariser: Regulariser | None = None, term: BatchTerm | None = None
+        self,
+        regulariser: Regulariser | None = None,
+        term: BatchTerm | None = None,
+        mean_gradient: Tensor | None = None,
     ) -> Objective:
         """What one fit minimises."""
         return Objective(
@@ -72,6 +75,7 @@ class Bench:
             training=self.training,
             term=term,
             regulariser=regulariser,
+            mean_gradient=mean_gradient,
             ranks=self.ranks,
             speed=self.speed,
             scale=self.speed.scale(self.model.theta.device),
@@ -187,10 +191,11 @@ def fit(
     bench.model.load(start)
     if order.epochs == 0:
         return Best(epoch=0, accuracy=validate(bench).accuracy, weights=start)
-    objective = bench.objective(regulariser, term)
+    optimizer = optimizer_for(bench.model, bench.training)
+    objective = bench.objective(regulariser, term, optimizer.state.get("exp_avg"))
     state = FitState(
         model=bench.model,
-        optimizer=optimizer_for(bench.model, bench.training),
+        optimizer=optimizer,
         sums=torch.zeros(3, dtype=torch.float64, device=bench.model.theta.device),
     )
     if hook is not None:

@@ -48,6 +48,8 @@ class Objective:
     training: Training
     term: BatchTerm | None = None
     regulariser: Regulariser | None = None
+    mean_gradient: Tensor | None = None
+    """The optimizer's running mean of the gradients, if it has one."""
     ranks: Ranks = ALONE
     speed: Acceleration = field(default_factory=Acceleration)
     scale: Scale | None = None
@@ -82,7 +84,8 @@ class Objective:
             self.scale.down(model.grad)
         if self.regulariser is None:
             return BatchResult(loss, None)
-        return BatchResult(loss, self.regulariser.add_gradient(model.theta, model.grad, loss))
+        distances = self.regulariser.add_gradient(model.theta, model.grad, loss, self.mean_gradient)
+        return BatchResult(loss, distances)
 
     def _batch_loss(self, images: Tensor, labels: Tensor) -> Tensor:
         scores = self.model.module(images)

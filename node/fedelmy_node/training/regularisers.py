@@ -33,6 +33,7 @@ from fedelmy_node.training.weights import BLOCK
 
 Distance = Literal["l2", "squared_l2", "l1", "cosine"]
 Compat = Literal["paper", "authors"]
+Scaling = Literal["value", "gradient"]
 
 LOSS_FLOOR: Final = 1e-8
 """Smaller losses are clamped to this: their logarithm must exist."""
@@ -49,9 +50,22 @@ class Terms:
     distance: Distance
     compat: Compat
     """authors: d1 includes the start model, and both terms share the divisor of d2."""
+    scaling: Scaling = "value"
+    """gradient: relative to the norm of the mean gradient; for l2, whose gradients have norm 1."""
 
-    def scaled(self, d1: Tensor, d2: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+    def reference(self, loss: Tensor, mean_gradient: Tensor | None) -> Tensor:
+        """What the terms are scaled by."""
+        if self.scaling == "value":
+            return loss
+        assert mean_gradient is not None, "the strategy has checked the optimizer"
+        norm: Tensor = torch.linalg.vector_norm(mean_gradient, dtype=torch.float64)
+        return norm
+
+    def scaled(self, d1: Tensor, d2: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
         """The factors of the gradients of d1 and d2."""
+        if self.scaling == "gradient":
+            return -self.alpha * reference, self.beta * reference
+        loss = reference
         divisor2 = log_divisor(d2, loss)
         divisor1 = divisor2 if self.compat == "authors" else log_divisor(d1, loss)
         return -self.alpha / divisor1, self.beta / divisor2
@@ -71,9 +85,12 @@ def log_divisor(distance: Tensor, loss: Tensor) -> Tensor:
 class Regulariser(Protocol):
     """Terms of the loss that depend on the parameters alone."""
 
-    def add_gradient(self, theta: Tensor, grad: Tensor, loss: Tensor) -> Tensor:
-        """Add the gradient at `theta` to `grad` in place, after backward(); `loss` only scales.
+    def add_gradient(
+        self, theta: Tensor, grad: Tensor, loss: Tensor, mean_gradient: Tensor | None = None
+    ) -> Tensor:
+        """Add the gradient at `theta` to `grad` in place, after backward().
 
+        `loss` and `mean_gradient`, the optimizer's running mean of gradients, only scale the terms.
         Return (d1, d2) in float64, on the device, for the events.
         """
 
@@ -91,11 +108,14 @@ class Rows(ABC):
         none = [origin.new_zeros(0, dtype=torch.float64)]
         self._squares = torch.cat(none + [self._square_of(other).view(1) for other in others])
 
-    def add_gradient(self, theta: Tensor, grad: Tensor, loss: Tensor) -> Tensor:
+    def add_gradient(
+        self, theta: Tensor, grad: Tensor, loss: Tensor, mean_gradient: Tensor | None = None
+    ) -> Tensor:
         """See `Regulariser`: one subtraction and two passes over the rows."""
         torch.sub(theta.view(-1, BLOCK), self._origin, out=self._u)
         products = self._times_u(self._rows)
-        distances, coefficients = self._evaluate(products[:-1], products[-1], loss)
+        reference = self._terms.reference(loss, mean_gradient)
+        distances, coefficients = self._evaluate(products[:-1], products[-1], reference)
         per_block = coefficients.to(grad.dtype).expand(self._rows.shape[0], 1, -1)
         grad.view(-1, 1, BLOCK).baddbmm_(per_block, self._rows)
         return distances
@@ -111,7 +131,7 @@ class Rows(ABC):
         return torch.bmm(self._rows[:, -1:], rows.transpose(1, 2)).double().sum(dim=0).view(-1)
 
     @abstractmethod
-    def _evaluate(self, ru: Tensor, uu: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, ru: Tensor, uu: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
         """From r_t.u and u.u compute (d1, d2) and the gradient's coefficients, u's last."""
 
 
@@ -123,7 +143,7 @@ class _PlainL2(Rows):
         self._anchor = anchor
         self._resolution = 8 * torch.finfo(points[0].dtype).eps
 
-    def _evaluate(self, ru: Tensor, uu: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, ru: Tensor, uu: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
         others = uu - 2 * ru + self._squares
         # Rounding errors of a zero distance count as zero: their direction is noise.
         others = others.where(others > self._resolution * (uu + self._squares), 0.0)
@@ -131,7 +151,7 @@ class _PlainL2(Rows):
         # At distance 0 the gradient is defined as 0.
         inverse = distance.reciprocal().where(distance > 0, 0.0)
         d1, d2 = distance.mean(), distance[self._anchor]
-        weight1, weight2 = self._terms.scaled(d1, d2, loss)
+        weight1, weight2 = self._terms.scaled(d1, d2, reference)
         pull = inverse * (weight1 / distance.numel())
         pull[self._anchor] += inverse[self._anchor] * weight2
         return torch.stack([d1, d2]), torch.cat([-pull[1:], pull.sum().view(1)])
@@ -144,9 +164,9 @@ class _SquaredL2(Rows):
         super().__init__(terms, points[0], [mean])
         self._mean_square = torch.stack([self._square_of(point) for point in points]).mean()
 
-    def _evaluate(self, ru: Tensor, uu: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, ru: Tensor, uu: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
         d1, d2 = (uu - 2 * ru[0] + self._mean_square).clamp_min(0), uu
-        weight1, weight2 = self._terms.scaled(d1, d2, loss)
+        weight1, weight2 = self._terms.scaled(d1, d2, reference)
         return torch.stack([d1, d2]), 2 * torch.stack([-weight1, weight1 + weight2])
 
 
@@ -158,7 +178,9 @@ class Proximal:
         self._anchor = anchor
         self._u = torch.empty_like(anchor)
 
-    def add_gradient(self, theta: Tensor, grad: Tensor, loss: Tensor) -> Tensor:
+    def add_gradient(
+        self, theta: Tensor, grad: Tensor, loss: Tensor, mean_gradient: Tensor | None = None
+    ) -> Tensor:
         """See `Regulariser`; the anchor is the whole pool."""
         torch.sub(theta, self._anchor, out=self._u)
         grad.add_(self._u, alpha=self._mu)
@@ -190,7 +212,9 @@ class ManhattanL1:
         self._anchor = anchor
         self._u = torch.empty_like(points[0])
 
-    def add_gradient(self, theta: Tensor, grad: Tensor, loss: Tensor) -> Tensor:
+    def add_gradient(
+        self, theta: Tensor, grad: Tensor, loss: Tensor, mean_gradient: Tensor | None = None
+    ) -> Tensor:
         """See `Regulariser`: one pass for the distances, and one for the signs that they weigh."""
         distances = torch.stack(
             [self._apart(theta, point).abs_().sum(dtype=torch.float64) for point in self._points]
@@ -214,14 +238,14 @@ class Cosine(Rows):
         self._anchor = anchor
         self._resolution = 16 * torch.finfo(points[0].dtype).eps
 
-    def _evaluate(self, ru: Tensor, uu: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, ru: Tensor, uu: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
         inverse = (uu * self._squares).rsqrt()
         inverse = inverse.where(inverse.isfinite(), 0.0)  # a zero vector has no direction
         cosine = ru * inverse
         # As in `_PlainL2`.
         apart = (1 - cosine).where(1 - cosine > self._resolution, 0.0)
         d1, d2 = apart.mean(), apart[self._anchor]
-        weight1, weight2 = self._terms.scaled(d1, d2, loss)
+        weight1, weight2 = self._terms.scaled(d1, d2, reference)
         pull = torch.full_like(apart, 1.0) * (weight1 / len(apart))
         pull[self._anchor] += weight2
         pull = pull.where(apart > 0, 0.0)

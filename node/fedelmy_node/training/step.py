@@ -42,7 +42,7 @@ from fedelmy_node.training.distributed import Ranks, rendezvous_file
 from fedelmy_node.training.epoch_counter import Progress
 from fedelmy_node.training.evaluation.features import embedding
 from fedelmy_node.training.evaluation.result_models import one_model, result_module
-from fedelmy_node.training.evaluation.scoring import evaluate
+from fedelmy_node.training.evaluation.scoring import evaluate, validated
 from fedelmy_node.training.fit import Bench, fit, validate
 from fedelmy_node.training.frozen_features import Features, head_bench, site_features
 from fedelmy_node.training.job import Emit, Input, Outcome
@@ -172,13 +172,13 @@ def _compute(
     report = dict(outputs.report)
     if bench is not None and outputs.model is not None:
         bench.model.load(outputs.model)
-        validated = validate(bench)
+        found = validate(bench)
         classes = loaded.job.recipe.task.classes
         report = {
             **loaded.sizes,
             "member_accuracies": context.accuracies,
-            "validation_accuracy": validated.accuracy,
-            "validated_classes": validated.by_class(classes),
+            "validation_accuracy": found.accuracy,
+            "validated_classes": found.by_class(classes),
             **_comparison(bench, context, classes),
             **report,
         }
@@ -296,6 +296,8 @@ def _evaluate(loaded: Loaded, received: Sequence[Artifact]) -> Outputs:
     module = result_module(result_of(recipe.strategy.name), make, received[0].groups).to(device)
     batches = partial(eval_batches, loaded.data.test, recipe.task.input, device=device)
     report = evaluate(module, batches(), recipe.task.classes)
+    validation = eval_batches(loaded.data.validation, recipe.task.input, device=device)
+    report |= validated(module, validation, recipe.task.classes)
     if job.features:
         embedded = embedding(module, batches(), job.features, seed=recipe.seed)
         report |= {"embedding": embedded} if embedded else {}

@@ -33,6 +33,22 @@ def evaluate(
     return score(torch.cat(logits), torch.cat(labels), classes)
 
 
+def validated(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: Sequence[str]
+) -> dict[str, Any]:
+    """The counts of a result on validation data: settings can be chosen without test data."""
+    found = evaluate(model, batches, classes)
+    counts = {name: (row["tp"], row["tp"] + row["fn"]) for name, row in found["classes"].items()}
+    return {
+        "validation_accuracy": found["accuracy"],
+        "validated_classes": {
+            name: {"samples": samples, "correct": correct}
+            for name, (correct, samples) in counts.items()
+            if samples
+        },
+    }
+
+
 def score(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str, Any]:
     """The metrics of some predictions.
 

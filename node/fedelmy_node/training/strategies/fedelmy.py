@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.federation import Training
+from fedelmy_node.domain.names import later
 from fedelmy_node.domain.step_traits import TRAIN
 from fedelmy_node.training.operations import Effort, Operation
 
@@ -36,12 +37,17 @@ class Settings:
     """l2 as in the paper, squared_l2 as in the authors' code, or l1 or cosine."""
     compat: Literal["paper", "authors"] = "paper"
     """authors: as in their code, d1 includes the start model, and d2 scales both terms."""
+    scaling: Literal["value", "gradient"] = field(default="value", metadata=later())
+    """value: each term is brought an order of magnitude below the loss, as in the paper; gradient:
+    its gradient has alpha or beta times the norm of the optimizer's running mean of gradients."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.pool_size <= 1000, "pool_size must be 1 to 1000")
         _require(0 <= self.warmup_epochs <= 1_000_000, "warmup_epochs must not be negative")
         _require(0 <= self.alpha <= 1e6, "alpha must not be negative")
         _require(0 <= self.beta <= 1e6, "beta must not be negative")
+        known = self.scaling == "value" or (self.distance == "l2" and self.compat == "paper")
+        _require(known, 'scaling = "gradient" needs distance = "l2" and compat = "paper"')
 
 
 def effort(settings: Settings, training: Training, *, begins: bool) -> Effort:
@@ -68,7 +74,9 @@ def train(context: Context, settings: Settings) -> Outputs:
     from fedelmy_node.training.regularisers import Terms, pool_regulariser
 
     s, epochs, members = settings, context.training.epochs, settings.pool_size
-    terms = Terms(alpha=s.alpha, beta=s.beta, distance=s.distance, compat=s.compat)
+    terms = Terms(
+        alpha=s.alpha, beta=s.beta, distance=s.distance, compat=s.compat, scaling=s.scaling
+    )
     first = context.received_one()
     expected = effort(settings, context.training, begins=first is None)
     context.expect(epochs=expected.total_epochs)
