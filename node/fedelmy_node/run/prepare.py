@@ -39,7 +39,7 @@ from fedelmy_node.store.state_directory import Layout
 from fedelmy_node.training.data import parse_source
 from fedelmy_node.training.job import PREPARE, Job
 from fedelmy_node.training.models import check_model
-from fedelmy_node.training.strategies import check_operations, settings_for
+from fedelmy_node.training.strategies import check_operations, check_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Preparation:
         check_model(plan.recipe.model.name)
         refuse(plan, self._config.consent)
         # This imports the strategy: not before the site agrees to its name.
-        settings_for(plan.recipe.strategy)
+        check_recipe(plan.recipe)
         check_operations(plan)
 
     def _look(self, plan: Slice, signed: Signed, operator: str, *, trial: bool) -> Prepared:

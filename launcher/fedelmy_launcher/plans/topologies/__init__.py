@@ -16,7 +16,7 @@ from fedelmy_node.domain.errors import ConfigError
 from fedelmy_node.domain.federation import Federation
 from fedelmy_node.domain.names import SiteName
 from fedelmy_node.training.strategies import INSTALLED as STRATEGIES
-from fedelmy_node.training.strategies import settings_for, strategy_for
+from fedelmy_node.training.strategies import check_recipe, settings_for, strategy_for
 
 
 class TopologyEntry(NamedTuple):
@@ -66,7 +66,8 @@ def topology_for(name: str) -> Topology:
 
 
 def build_wiring(federation: Federation, sites: Sequence[SiteName]) -> Wiring:
-    """Wire up these sites, as the strategy or the topology says."""
+    """Wire up these sites, as the strategy or the topology says; refuse settings that do not fit."""
+    check_recipe(federation.recipe)
     name, settings = federation.topology, federation.topology_settings
     strategy = federation.recipe.strategy
     wires = getattr(strategy_for(strategy.name), "wire", None)

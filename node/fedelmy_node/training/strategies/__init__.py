@@ -58,8 +58,9 @@ class Strategy(Protocol):
     """A strategy's module.
 
     It may also have a `RESULT` (`operations.Result`), `wire` or `finish` for its plans, `make_head`
-    for another head than the recipe's (docs/extending.md), and `warnings(settings, training)`:
-    sentences about settings that are known to do harm.
+    for another head than the recipe's (docs/extending.md), `check(settings, recipe)`, which refuses
+    a recipe that the strategy cannot work with, and `warnings(settings, training)`: sentences about
+    settings that are known to do harm.
     """
 
     Settings: type
@@ -91,6 +92,16 @@ def settings_for(spec: StrategySpec) -> object:
     with INSTALLED.foreign(spec.name):
         settings: object = decode(schema, spec.settings, "strategy")
     return settings
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse settings that are wrong, or that the strategy cannot work with."""
+    name = recipe.strategy.name
+    settings = settings_for(recipe.strategy)
+    check = getattr(strategy_for(name), "check", None)
+    if check is not None:
+        with INSTALLED.foreign(name):
+            check(settings, recipe)
 
 
 def operations_of(name: str) -> Mapping[str, Operation]:

@@ -60,9 +60,14 @@ class Settings:
         _require(0 < self.temperature <= 1000, "temperature must be above 0 and at most 1000")
 
 
+def check(settings: Settings, recipe: Recipe) -> None:
+    """Refuse augmentation that would change nothing."""
+    message = "augment changes nothing without finetune = true: the sums are over plain images"
+    _require(not recipe.training.augment or settings.finetune, message)
+
+
 def finish(wiring: Wiring, recipe: Recipe, settings: Settings) -> Wiring:
     """Let every site add once, one site solve, and all of them fine-tune if wanted."""
-    _check_recipe(recipe, settings)
     wiring = wiring.once()
     wiring = wiring.ending_with(wiring.results[0])
     sites = wiring.row
@@ -80,11 +85,6 @@ def finish(wiring: Wiring, recipe: Recipe, settings: Settings) -> Wiring:
         for site in sites[begin:] + sites[:begin]:
             wiring = wiring.then(FINETUNE, site, visit=2)
     return wiring
-
-
-def _check_recipe(recipe: Recipe, settings: Settings) -> None:
-    message = "augment changes nothing without finetune = true: the sums are over plain images"
-    _require(not recipe.training.augment or settings.finetune, message)
 
 
 def make_head(head: nn.Linear, *, settings: Settings, seed: int) -> nn.Module:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from fedelmy_node.domain.errors import ConfigError
-from fedelmy_node.domain.federation import Training
+from fedelmy_node.domain.federation import Recipe, Training
 from fedelmy_node.domain.names import later
 from fedelmy_node.domain.step_traits import TRAIN
 from fedelmy_node.training.operations import Effort, Operation
@@ -55,10 +55,18 @@ def effort(settings: Settings, training: Training, *, begins: bool) -> Effort:
     return Effort(members=settings.pool_size, epochs=training.epochs, warmup_epochs=warmup)
 
 
+def check(settings: Settings, recipe: Recipe) -> None:
+    """Refuse a scaling that the optimizer cannot give."""
+    known = settings.scaling == "value" or recipe.training.optimizer in ("adam", "adamw")
+    message = "needs the optimizer adam or adamw, which average the gradients"
+    _require(known, f'scaling = "gradient" {message}')
+
+
 def warnings(settings: Settings, training: Training) -> Iterator[str]:
     """Name a beta that holds the model back for as long as it trains."""
     held = settings.beta - (settings.alpha if settings.distance == "squared_l2" else 0.0)
-    if held >= _STRONG_BETA and settings.distance in _EUCLIDEAN and training.epochs < _FREE_EPOCHS:
+    strong = held >= _STRONG_BETA and settings.scaling == "value"
+    if strong and settings.distance in _EUCLIDEAN and training.epochs < _FREE_EPOCHS:
         yield (
             f"beta = {settings.beta:g} keeps every model near its start, and {training.epochs} epochs"
             " are too few to overcome that: in 10 epochs, fedelmy reached 22.1% with beta 1 and 45.3%"

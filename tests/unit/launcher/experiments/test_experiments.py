@@ -358,6 +358,19 @@ def test_balanced_accuracy_needs_two_classes_with_samples() -> None:
     assert balanced(cat=(4, 0), dog=(0, 0)) is None
 
 
+def test_validation_accuracy_is_that_of_all_validation_samples() -> None:
+    def site(*rows: tuple[int, int]) -> SimpleNamespace:
+        counts = {
+            f"class {number}": {"samples": samples, "correct": correct}
+            for number, (correct, samples) in enumerate(rows)
+        }
+        return SimpleNamespace(evaluation={"validated_classes": counts})
+
+    sites = {"north": site((3, 4), (0, 2)), "south": site((1, 4)), "silent": site()}
+    progress = cast(RunProgress, SimpleNamespace(steps=(), sites=sites))
+    assert Measures(progress)._validated() == 0.4
+
+
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
 def test_the_command_without_any_data_ends_with_an_error(
     tmp_path: Path, dry_run: list[str], monkeypatch: pytest.MonkeyPatch

@@ -120,6 +120,7 @@ class Step:
         self.bundle = bundle or directory.with_name("bundle")
         self.accuracies = None
         self.train = train
+        self.strategy = Settings(pool_size=MEMBERS, warmup_epochs=WARM_UP, alpha=0.5)
 
     def run(self, hook=lambda number: None):
         """The sha256 of the bundle that the step gives."""
@@ -129,9 +130,7 @@ class Step:
             context = Context(
                 model=bench.model, initial=self.initial, inputs=[], reads=bench, fit_one=saving.fit
             )
-            result = self.train(
-                context, Settings(pool_size=MEMBERS, warmup_epochs=WARM_UP, alpha=0.5)
-            )
+            result = self.train(context, self.strategy)
             bench.model.load(result.model)
             self.accuracies = context.accuracies
             return write_bundle(self.bundle, {"model": bench.model.state_dict()})[0]
@@ -790,3 +789,15 @@ class _Termless:
 
     def fit(self, *arguments, term=None, **more):
         return self._context.fit(*arguments, **more)
+
+
+def test_terms_scaled_by_the_mean_gradient_resume(tmp_path):
+    def step(name):
+        made = Step(tmp_path / name)
+        made.strategy = dataclasses.replace(made.strategy, scaling="gradient", alpha=0.1, beta=0.2)
+        return made
+
+    wanted = step("undisturbed").run()
+    assert wanted != undisturbed()[0]
+    step("checkpoints").stop_at(TOTAL - 2)
+    assert step("checkpoints").run() == wanted

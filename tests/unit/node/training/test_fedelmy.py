@@ -2,6 +2,7 @@
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -13,9 +14,9 @@ from fedelmy_node.training.averaging import mean_weights
 from fedelmy_node.training.batches import Batches
 from fedelmy_node.training.context import Artifact, Context
 from fedelmy_node.training.fit import FitOrder, fit
-from fedelmy_node.training.strategies import STRATEGIES, settings_for, strategy_for
+from fedelmy_node.training.strategies import STRATEGIES, check_recipe, settings_for, strategy_for
 from fedelmy_node.training.strategies.fedelmy import Settings, train, warnings
-from tests.support.small_recipes import TINY, make_bench, net, samples
+from tests.support.small_recipes import TINY, make_bench, net, recipe, samples
 
 
 def make_context(*, received=0, kept=None, events=None):
@@ -179,6 +180,8 @@ def test_settings_have_the_papers_defaults_and_are_strict():
         {"distance": "l3"},
         {"warmup_epochs": 1.5},
         {"beta": True},
+        {"scaling": "gradient", "distance": "cosine"},
+        {"scaling": "gradient", "compat": "authors"},
     ):
         with pytest.raises(ConfigError) as caught:
             settings_for(StrategySpec(name="fedelmy", settings=wrong))
@@ -222,6 +225,7 @@ def test_learning_happens():
         ({"alpha": 1.0, "beta": 1.0, "distance": "squared_l2"}, 20, False),
         ({"alpha": 0.06, "beta": 1.0, "distance": "squared_l2"}, 20, True),
         ({"beta": 1.0, "distance": "cosine"}, 20, False),
+        ({"beta": 1.0, "scaling": "gradient"}, 20, False),
     ],
 )
 def test_a_beta_that_holds_models_back_is_warned_of(settings, epochs, warned):
@@ -229,3 +233,12 @@ def test_a_beta_that_holds_models_back_is_warned_of(settings, epochs, warned):
     assert len(found) == warned
     if warned:
         assert f"{epochs} epochs" in found[0] and "docs/results.md" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "refused"), [("adam", False), ("adamw", False), ("sgd", True)]
+)
+def test_scaling_by_the_mean_gradient_needs_an_optimizer_that_has_one(optimizer, refused):
+    wanted = recipe(scaling="gradient", training=Training(epochs=1, optimizer=optimizer))
+    with pytest.raises(ConfigError, match="adam or adamw") if refused else nullcontext():
+        check_recipe(wanted)

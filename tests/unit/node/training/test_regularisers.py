@@ -83,6 +83,21 @@ def test_adds_to_the_gradient_that_is_there():
     assert torch.allclose(both, alone + 1, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.0), (0.0, 0.1), (0.1, 0.2)])
+def test_by_gradient_the_terms_have_a_share_of_the_mean_gradient(alpha, beta):
+    *pool, theta = vectors(4)
+    mean_gradient = vectors(1, seed=1)[0]
+    chosen = terms(alpha=alpha, beta=beta, scaling="gradient")
+    grad = torch.zeros_like(theta)
+    for loss in (0.01, 10.0):  # its size does not matter
+        grad.zero_()
+        regulariser = pool_regulariser(chosen, pool, mean(pool))
+        regulariser.add_gradient(theta, grad, torch.tensor(loss), mean_gradient)
+        apart = [(theta - other) / (theta - other).norm() for other in pool]
+        wanted = (beta * apart[0] - alpha * mean(apart)) * mean_gradient.norm()
+        assert torch.allclose(grad, wanted, rtol=1e-9, atol=1e-9 * wanted.abs().max().item())
+
+
 @pytest.mark.parametrize(
     ("distance", "loss", "scaled"),
     [(45, 6.02, 0.45), (0.3, 6.02, 0.3), (5, 0.02, 0.0005 * 10), (1000, 1.0, 0.1), (0.1, 1.0, 0.1)],

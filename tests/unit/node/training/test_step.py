@@ -79,10 +79,15 @@ def test_a_chain_of_two_sites_learns_the_digits(trained, tmp_path):
     assert {data["phase"] for kind, data in events if kind is EventKind.EPOCH} == {"member"}
     check_bundle(tmp_path / "second", read_header(path).manifest, "")
 
-    result = do(job("evaluate", recipe()), tmp_path / "second").report
+    result = do(job("evaluate", recipe(), site="south"), tmp_path / "second").report
     assert result["samples"] == 179
     assert result["accuracy"] > 0.8
     assert list(result["classes"]) == [str(digit) for digit in range(10)]
+    # The same model on the same validation data as at the end of the step that trained it.
+    assert result["validated_classes"] == second.report["validated_classes"]
+    assert result["validation_accuracy"] == pytest.approx(
+        second.report["validation_accuracy"], abs=1e-6
+    )
     json.dumps(result, allow_nan=False)
 
 
