@@ -29,8 +29,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from tests.e2e.support.kill_points import MOMENTS, MissedError
 from tests.e2e.support.killbed import WHO, KillBed, Who
-from tests.e2e.support.moments import MOMENTS, MissedError
 from tests.e2e.support.testbed import Bed
 
 __all__ = ["main", "acts", "perform", "Cell", "Outcome"]

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.support.kill_points import MOMENTS
 from tests.e2e.support.killbed import KillBed, Performance
-from tests.e2e.support.moments import MOMENTS
 from tests.e2e.support.testbed import Bed, Site
 from tests.e2e.support.witness import wait_until
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.kill_matrix import Cell, acts, perform
+from tests.e2e.support.kill_points import MOMENTS
 from tests.e2e.support.killbed import WHO, KillBed
-from tests.e2e.support.moments import MOMENTS
 from tests.e2e.support.testbed import Bed
 
 KILLS = (

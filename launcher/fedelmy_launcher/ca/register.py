@@ -18,7 +18,7 @@ from fedelmy_node.config.decode import canonical_json, decode
 from fedelmy_node.domain.errors import ConfigError, IdentityError, StoreError
 from fedelmy_node.identity.keys import LIST_BYTES, read_file
 from fedelmy_node.identity.requests import Request
-from fedelmy_node.identity.revocation import RevocationList, parse_lists
+from fedelmy_node.identity.revocation_list import RevocationList, parse_lists
 
 _REGISTER: Final = "issued.jsonl"
 LIST: Final = "revoked.pem"

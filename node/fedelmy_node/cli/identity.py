@@ -180,7 +180,7 @@ def install(
     """
     from fedelmy_node.identity import keystore
     from fedelmy_node.identity.keys import LIST_BYTES, read_file
-    from fedelmy_node.identity.revocation import looks_like_list
+    from fedelmy_node.identity.revocation_list import looks_like_list
     from fedelmy_node.store.state_directory import Layout
 
     directory = home or Layout(state).identity

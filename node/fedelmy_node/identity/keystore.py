@@ -46,7 +46,7 @@ from fedelmy_node.identity.trust import Trust
 from fedelmy_node.store.durable_files import cannot_write, publish, write_durably
 
 if TYPE_CHECKING:
-    from fedelmy_node.identity.revocation import RevocationList
+    from fedelmy_node.identity.revocation_list import RevocationList
 
 
 _KEY: Final = "key.pem"

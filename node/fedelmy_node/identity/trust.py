@@ -31,7 +31,7 @@ from fedelmy_node.identity.certificates import (
 )
 
 if TYPE_CHECKING:
-    from fedelmy_node.identity.revocation import RevocationList
+    from fedelmy_node.identity.revocation_list import RevocationList
 
 
 CHAIN_CERTIFICATES: Final = 8
@@ -121,7 +121,7 @@ class Trust:
         self, pem: bytes, origin: str
     ) -> tuple[tuple[RevocationList, ...], tuple[RevocationList, ...]]:
         """Parse and verify revocation lists; return them, and all current lists including them."""
-        from fedelmy_node.identity.revocation import newest
+        from fedelmy_node.identity.revocation_list import newest
 
         lists = _parse_lists(pem, origin)
         for one in lists:
@@ -226,7 +226,7 @@ _HINT: Final = (
 
 
 def _parse_lists(pem: bytes, origin: str) -> tuple[RevocationList, ...]:
-    from fedelmy_node.identity.revocation import parse_lists  # most daemons have no list
+    from fedelmy_node.identity.revocation_list import parse_lists  # most daemons have no list
 
     return parse_lists(pem, origin)
 

@@ -21,8 +21,8 @@ from fedelmy_node.domain.names import file_stem
 from fedelmy_node.identity import keystore
 from tests.e2e.support.flip_reads import Place, settle
 from tests.e2e.support.gates import Gate
+from tests.e2e.support.kill_points import POOL_SIZE, TRAIN_SOUTH, MissedError
 from tests.e2e.support.killbed import KillBed, Performance
-from tests.e2e.support.moments import POOL_SIZE, TRAIN_SOUTH, MissedError
 from tests.e2e.support.testbed import Bed
 from tests.e2e.support.witness import Witness, wait_until
 

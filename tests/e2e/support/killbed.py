@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from tests.e2e.support.gates import Gate
-from tests.e2e.support.moments import POOL_SIZE, Moment, Scene
+from tests.e2e.support.kill_points import POOL_SIZE, Moment, Scene
 from tests.e2e.support.testbed import Bed
 from tests.e2e.support.witness import Witness, wait_until
 

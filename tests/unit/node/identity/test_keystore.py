@@ -199,6 +199,7 @@ def test_a_failed_write_leaves_the_old_file(
     assert path.read_bytes() == b"old"
 
 
+@pytest.mark.filterwarnings("ignore:Parsed a serial number which wasn't positive")
 def test_a_flipped_bit_of_the_ca_is_found(federation_ca: Path, home: Path) -> None:
     """TLS may refuse a root that verifies our own certificate all the same."""
     whole = keystore.install(home, sign(federation_ca, home))
