@@ -58,7 +58,7 @@ class Strategy(Protocol):
     """A strategy's module.
 
     It may also have a `RESULT` (`operations.Result`), `wire` or `finish` for its plans, `make_head`
-    for another head than the recipe's (docs/extending.md), and `warnings(settings, training)`:
+    for a head other than the recipe's (docs/extending.md), and `warnings(settings, training)`:
     sentences about settings that are known to do harm.
     """
 
