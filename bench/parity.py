@@ -11,7 +11,7 @@ augmentation, and the loss of every batch is kept.
 
 `--reference` compares these losses with those of the other implementation: a JSON object with
 `alpha`, `beta` and `losses`, an object of lists; its keys are SITE/MEMBER, from 1, member 0 is the
-warm-up. `--float64` computes in double precision: what then still differs is no rounding error.
+warm-up. `--float64` computes in double precision: what then still differs is not a rounding error.
 `--free` ignores the given order: this project's own order, crop and flip.
 
 The archive, with S a site from 1, M a pool member from 0:

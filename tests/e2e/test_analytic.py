@@ -86,7 +86,7 @@ def test_a_sum_in_clear_and_a_lap_of_fine_tuning(bed: Bed) -> None:
     assert launcher.returncode == 0, err
     done = json.loads(out.splitlines()[-1])
     assert done["bundle_sha256"] == simulated["bundle_sha256"]
-    assert "They are sent in clear" in bed.sites["south"].node("runs", "show", "tuned").ok().out
+    assert "They are sent in the clear" in bed.sites["south"].node("runs", "show", "tuned").ok().out
 
 
 @pytest.mark.full

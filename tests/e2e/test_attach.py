@@ -111,7 +111,7 @@ def test_attach_says_that_a_run_was_not_started_and_how_to_start_it(bed: Bed) ->
             first = json.loads(launcher.stdout.readline())
             launcher.kill()
         start = f"start it with `fedelmy-launch run {file} --run unstarted`"
-        assert first == {"note": f"run unstarted is prepared, but was not started; {start}"}
+        assert first == {"note": f"run unstarted is prepared but not started; {start}"}
     done = bed.launch("run", str(bed.file), "--run", "unstarted", "--json").ok()
     assert done.json["state"] == "done"
     again = bed.launch("run", str(bed.file), "--attach", "unstarted", "--json").ok()

@@ -101,7 +101,7 @@ def _unstarted(run: RunId, reports: Iterable[RunReport], file: Path | None) -> s
     command = f"fedelmy-launch {shlex.join(arguments)}"
     pending = states.count(RunState.PENDING)
     waits = f" ({pending} of {len(states)} sites are waiting for approval)" if pending else ""
-    return f"run {run} is prepared, but was not started{waits}; start it with `{command}`"
+    return f"run {run} is prepared but not started{waits}; start it with `{command}`"
 
 
 def _find(

@@ -82,7 +82,9 @@ def demo(directory: Path, seed: int, as_json: bool) -> int:
             start_run(sites, plan.run, prepare_run(sites, plan, answered))
             follow_run(sites, progress, screen)
             history, _, _ = gather_history(sites, plan.run)
-        say("4/4  for comparison, every site alone (simulated with equal settings and test data)")
+        say(
+            "4/4  for comparison, every site alone (simulated with the same settings and test data)"
+        )
         model = directory / "sites" / federation.sites[-1].name / "model.safetensors"
         with _exporting(federation.sites[-1], model):
             found = every_site_alone(described, plan.run, directory.absolute() / "alone")

@@ -20,7 +20,7 @@ _KINDS: Final = ("strategies", "topologies", "models", "data", "presets", "exper
 def list_command(kind: str, as_json: bool) -> None:
     """List what can be chosen by name, with a description and its origin.
 
-    Installed packages can add to it, see docs/extending.md. Listing runs no code of a package.
+    Installed packages can add to it; see docs/extending.md. Listing does not run their code.
 
     \b
     Examples:

@@ -221,7 +221,7 @@ def open_sites(target: Target, identity: Identity | None) -> tuple[Sites, str | 
 
 
 def preset_warnings(federation: Federation) -> list[str]:
-    """What is known to do harm where a preset's settings, such as its epochs, were changed."""
+    """Warnings about changes to a preset, such as fewer epochs, that are known to do harm."""
     from fedelmy_node.training.strategies import warnings_of
 
     return [] if federation.preset is None else list(warnings_of(federation.recipe))

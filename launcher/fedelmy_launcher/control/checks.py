@@ -108,7 +108,7 @@ def _refusal(site: SiteName, answer: PrepareAnswer) -> Refusal:
         if finding.subject == "plan" and finding.verdict == "failure":
             text = f"{site}: {finding.message}"
             return Refusal(site, error_from_code(finding.code, text, finding.fix))
-    text = f"{site} would refuse, and does not say why"
+    text = f"{site} would refuse, but does not say why"
     return Refusal(site, error_from_code("E-RUN-REFUSED", text))
 
 

@@ -117,7 +117,7 @@ class Outcome:
         if self.results_differ:
             lines.append(
                 "results       DIFFER between sites: not all could reach each other. The one"
-                f" shown has the most contributors; {', '.join(self.holders)} has it"
+                f" shown has the most contributors; it is held by {', '.join(self.holders)}"
             )
         return lines
 

@@ -1,4 +1,4 @@
-"""Find a run: by name or the newest, from any of its sites to all, from reports to its outline.
+"""Find a run, by name or the newest one: ask any of its sites, then all, and outline it.
 
 Every site knows the addresses of its neighbours, so one address is enough.
 """

@@ -89,7 +89,7 @@ def _simulate(job: Mapping[str, Any], reply: Any) -> dict[str, Any]:
 
 
 def _alone(job: Mapping[str, Any], federation: Federation, reply: Any) -> dict[str, Any]:
-    """The site whose own model is best on the test data: an upper bound for doing without."""
+    """The site whose own model is best on the test data: an upper bound for training alone."""
     from fedelmy_launcher.simulate.baselines import every_site_alone
     from fedelmy_node.domain.events import Event, EventKind
     from fedelmy_node.domain.names import run_id

@@ -73,7 +73,7 @@ def _at_advertised(link: Link, identity: Identity | None) -> Link:
         return replace(link, doubt=f"it advertises {advertised}, but {error.message}")
     if node.site != link.site:
         found = clean(node.site, 40)
-        return replace(link, doubt=f"it advertises {advertised}, but {found} is there")
+        return replace(link, doubt=f"it advertises {advertised}, but {found} answers there")
     return replace(link, address=advertised)
 
 

@@ -179,7 +179,7 @@ def picture_of(shape: Mapping[str, Any], names: Sequence[str], large: Look, smal
         places = _circle(names, look, is_small)
         links = list(pairwise([*names, names[0]])) if shape["kind"] == "ring" else []
     elif shape["kind"] == "star" and (hub := hub_of(shape["links"])) in names:
-        # A quarter: nobody is straight above or below, where names are written.
+        # A quarter: no site is straight above or below, where names are written.
         places = _circle([name for name in names if name != hub], look, is_small, begin=0.25)
         places[str(hub)] = Place(0.0, 0.0)
         links = [(sender, receiver) for sender, receiver in shape["links"]]

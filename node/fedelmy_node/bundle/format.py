@@ -172,7 +172,7 @@ def _check_filled(spans: Iterable[Span], data_bytes: int) -> None:
             raise _bad(f"tensors leave a gap or overlap at byte {min(span.begin, position)}")
         position = span.end
     if position != data_bytes:
-        raise _bad(f"the tensors need {position} bytes, the file has {data_bytes}")
+        raise _bad(f"the tensors need {position} bytes; the file has {data_bytes}")
 
 
 def _is_unicode(text: str) -> bool:

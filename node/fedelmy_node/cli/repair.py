@@ -51,9 +51,9 @@ def repair(
     instead: `fedelmy-node restore`.
 
     With --give-up, this site drops the damaged runs, or all runs if the whole journal is damaged.
-    If only the newest entries are lost, the runs stay in an older state. The journal and the files
-    of dropped runs, including results, are moved to a directory in the state directory. Key,
-    certificate, settings and audit log stay. Neighbours treat this site as unreachable in the
+    If only the newest entries are lost, the runs are kept in an older state. The journal and the
+    files of dropped runs, including results, are moved to a directory in the state directory. Key,
+    certificate, settings and audit log are kept. Neighbours treat this site as unreachable in the
     dropped runs, unless the operator repeats the command that created them.
 
     Exit code 0: intact or repaired; 7: damaged.
@@ -128,7 +128,9 @@ def _show(found: Diagnosis) -> None:
         files = "; its files are moved aside" if lost.has_files else ""
         click.echo(f"  {clean(lost.run, 100):<40} {clean(lost.state, 20)}{files}")
     if found.is_old and found.kept:
-        click.echo("The newest entries may be lost. These runs stay, perhaps in an older state:")
+        click.echo(
+            "The newest entries may be lost. These runs are kept, possibly in an older state:"
+        )
         for run in found.kept:
             click.echo(f"  {clean(run, 100)}")
     else:

@@ -218,7 +218,7 @@ def _dataclass(schema: type, value: object, where: str) -> Any:
 def _check_length(field: dataclasses.Field[Any], value: object, where: str) -> None:
     limit = field.metadata.get(AT_MOST)
     if limit is not None and isinstance(value, Mapping | list | tuple) and len(value) > limit:
-        message = f"{_join(where, field.name)} has {len(value)} entries, the limit is {limit}"
+        message = f"{_join(where, field.name)} has {len(value)} entries; the limit is {limit}"
         raise ConfigError("E-CONFIG-VALUE", message)
 
 

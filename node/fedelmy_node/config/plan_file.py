@@ -57,7 +57,7 @@ def read_plan_file(path: Path) -> Signed:
             raise ValueError("it is too long")
         found = decode(_File, parse_json(data))
         if found.fedelmy_plan != 1:
-            raise ValueError(f"it has format {found.fedelmy_plan}, this version reads format 1")
+            raise ValueError(f"it has format {found.fedelmy_plan}, but this version reads format 1")
         signature = base64.b64decode(found.signature, validate=True)
         plan, certificate = found.plan.encode(), found.certificate.encode()
         return Signed(payload=plan, signature=signature, certificate=certificate)
@@ -78,7 +78,7 @@ def read_slice(payload: bytes) -> Slice:
         raise RunError("E-RUN-PLAN", "the plan is not a JSON object")
     if raw.get("contract") != CONTRACT:
         found = clean(str(raw.get("contract")), 80)
-        message = f"the plan uses contract {found!r}, this node uses {CONTRACT!r}"
+        message = f"the plan uses contract {found!r}, but this node uses {CONTRACT!r}"
         raise PeerError("E-PEER-CONTRACT", message)
     try:
         return decode(Slice, raw)

@@ -193,7 +193,7 @@ def _told(plan: Slice) -> Iterator[str]:
         if name in used:
             yield from operation.tells
             if operation.hidden_by and name in shown:
-                yield "They are sent in clear: every site that receives them can read them."
+                yield "They are sent in the clear: every site that receives them can read them."
 
 
 def _condition(edge: Edge) -> str:

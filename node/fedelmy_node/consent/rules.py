@@ -68,8 +68,8 @@ def _refuse_small_classes(plan: Slice, consent: Consent, smallest: int | None) -
     )
     limit = consent.min_class_samples
     if sums and plan.edges_out and smallest is not None and smallest < limit:
-        message = f"site {plan.site} does not send sums of a class with fewer than {limit} samples"
-        raise ConsentError("E-CONSENT-SMALL", f"{message}, and has such a class")
+        message = f"site {plan.site} has a class with fewer than {limit} samples"
+        raise ConsentError("E-CONSENT-SMALL", f"{message} and does not send sums of it")
 
 
 def efforts(plan: Slice) -> list[Effort]:

@@ -224,7 +224,8 @@ E-CONSENT-DATA PERMISSION_DENIED
 E-CONSENT-LIMIT PERMISSION_DENIED
     Request less, or have the site raise its limit under [consent] in site.toml.
 E-CONSENT-SMALL PERMISSION_DENIED
-    The site may lower `min_class_samples` under [consent] in site.toml, add samples or leave the class out.
+    The site can lower `min_class_samples` under [consent] in site.toml, add samples, or leave out
+    the class.
 E-CONSENT-APPROVAL FAILED_PRECONDITION
     The site's administrator must run `fedelmy-node runs approve RUN` or `runs refuse RUN`.
 E-CONSENT-REFUSED PERMISSION_DENIED

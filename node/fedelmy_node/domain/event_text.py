@@ -79,8 +79,8 @@ def _policy_text(policy: str, patience_seconds: float) -> str:
 def _step(event: Event) -> str | None:
     state, result = event.data["state"], event.data.get("result", {})
     if state == StepState.DONE and "accuracy" in result:
-        of = f" of {result['samples']} samples" if "samples" in result else ""
-        return f"{event.step} done: accuracy {percent(result['accuracy'])}{of}"
+        on = f" on {result['samples']} samples" if "samples" in result else ""
+        return f"{event.step} done: accuracy {percent(result['accuracy'])}{on}"
     if state == StepState.DONE and event.step and operation_of(event.step) not in BUILT_IN:
         return f"{event.step} done"
     if state in (StepState.RUNNING, StepState.FAILED, StepState.SKIPPED):

@@ -95,7 +95,7 @@ class EventKind(StrEnum):
     MEMBER = "member"
     """A pool member is complete. member, members, epoch (kept), accuracy (validation), seconds."""
     PROGRESS = "progress"
-    """A loop of an operation's own. phase (its name), share (from 0 to 1), eta_seconds?."""
+    """An operation's own loop. phase (its name), share (from 0 to 1), eta_seconds?."""
     SENDING = "sending"
     """edge, peer, bytes (so far), total."""
     SENT = "sent"

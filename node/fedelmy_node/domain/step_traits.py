@@ -47,7 +47,7 @@ class Traits:
     keeps_state: bool = False
     """Leaves a state for the next step of the run at the same site; only steps that train do."""
     from_secret: bool = field(default=False, metadata=later())
-    """Takes no input: makes its output, which stays at the site, of a secret of the site."""
+    """Takes no input: makes its output, which stays at the site, from a secret of the site."""
 
     def __post_init__(self) -> None:
         if self.trains and not (self.reads_data and self.has_output):

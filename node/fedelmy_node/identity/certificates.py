@@ -192,8 +192,8 @@ def check_dates(certificate: x509.Certificate, holder: str, now: datetime | None
 def check_authority(ca: x509.Certificate) -> None:
     """Refuse a certificate that is not a CA, or whose own signature shows that it is damaged.
 
-    Nobody verifies the signature of a root that is trusted. But a root with other bits than its
-    peers' may verify here and fail in TLS, for ever and without a reason that a person could see.
+    Nobody verifies the signature of a root that is trusted. But a root that differs from
+    its peers' copies may verify here and always fail in TLS, for no visible reason.
     """
     if not _is_cross_signed(ca):
         try:

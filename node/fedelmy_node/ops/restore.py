@@ -109,7 +109,7 @@ def _contents(file: Path | IO[bytes], path: Path) -> Contents:
             raise ValueError("too large")
         raw = json.loads(path.read_bytes())
         if isinstance(raw, dict) and isinstance(raw.get("format"), int) and raw["format"] > FORMAT:
-            message = f"the backup has format {raw['format']}, this software supports {FORMAT}"
+            message = f"the backup has format {raw['format']}, but this software supports {FORMAT}"
             raise StoreError("E-STORE-VERSION", message)
         return decode(Contents, raw)
     except (ValueError, RecursionError, ConfigError) as error:

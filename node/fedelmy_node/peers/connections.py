@@ -210,8 +210,8 @@ class Peers:
             planned, hint = _planned_address(plan, site), error.hint
             if planned != address:
                 hint = (
-                    f"{address} is the --peer of {self._site}; "
-                    f"the operator says that {site} is at {planned}. {hint}"
+                    f"{self._site} has {site} at {address} (--peer), "
+                    f"but the plan has it at {planned}. {hint}"
                 )
             message = f"{self._site} cannot hand over to {site}: {error.message}"
             raise type(error)(error.code, message, hint=hint) from error

@@ -216,7 +216,7 @@ def _by_certificate(context: grpc.ServicerContext, trust: Trust) -> Subject:
     properties = cast(Mapping[str, list[bytes]], context.auth_context())
     version = properties.get("ssl_tls_version", [b"no TLS"])
     if version != [_TLS_VERSION]:
-        message = f"the connection uses {version[0].decode()}, TLS 1.3 is required"
+        message = f"the connection uses {version[0].decode()}; TLS 1.3 is required"
         raise IdentityError("E-IDENTITY-TLS", message)
     # TLS checked the certificate once, at the handshake; it may have been revoked since.
     others = properties.get("x509_pem_cert_chain", [])

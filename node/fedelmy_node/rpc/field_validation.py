@@ -70,7 +70,7 @@ def answer(convert: Callable[P, T]) -> Callable[P, T]:
 def check_length(items: Sized, limit: int, what: str) -> None:
     """Refuse a list that is too long before reading it."""
     if len(items) > limit:
-        raise ConfigError("E-CONFIG-VALUE", f"too many {what}: {len(items)}, the limit is {limit}")
+        raise ConfigError("E-CONFIG-VALUE", f"too many {what}: {len(items)}; the limit is {limit}")
 
 
 def requested_run(text: str) -> RunId:

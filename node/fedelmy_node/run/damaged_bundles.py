@@ -108,7 +108,7 @@ def _repair(
         if refused in memory.refused:
             return None
         memory.refused.add(refused)
-        then = f"{place.edge.id} is open again for another one"
+        then = f"waiting for another bundle on {place.edge.id}"
     note = {"code": error.code, "message": f"{error.message}; {then}"}
     draft.add_event(step, EventKind.WARNING, note)
     actions: list[Action] = [Warn(step, note["message"], error.private)]

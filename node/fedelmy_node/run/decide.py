@@ -179,7 +179,7 @@ def _run_started(turn: Turn) -> None:
 def _run_cancelled(turn: Turn, event: RunCancelled) -> None:
     record, cancel = turn.record, event.cancel
     if cancel.plan_id != record.slice.plan_id:  # of an older run of the same name
-        message = f"the cancel is for another plan of run {cancel.run}"
+        message = f"the cancellation is for another plan of run {cancel.run}"
         raise RunError("E-RUN-CONFLICT", message, hint=_ANOTHER_PLAN)
     if cancel.withdraw and record.state not in AHEAD:
         return

@@ -298,11 +298,11 @@ class Executor:
         try:
             cancel = self._hooks.verify_cancel(told.cancel)
         except FedelmyError as error:
-            message = "a cancel that %s passed on is not accepted: %s"
+            message = "rejected a cancellation passed on by %s: %s"
             logger.warning(message, site, error, extra={"run": run})
             return None
         if cancel.run != run or cancel.plan_id != self._journal.run(run).slice.plan_id:
-            message = "a cancel that %s passed on is for another run or plan"
+            message = "rejected a cancellation passed on by %s: it is for another run or plan"
             logger.warning(message, site, extra={"run": run})
             return None
         return self._handle(run, RunCancelled(cancel, told.cancel, by=site))

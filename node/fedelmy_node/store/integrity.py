@@ -190,7 +190,7 @@ def _trace_of_journal(root: Path) -> str:
     """Describe a sign that this state directory has had a journal; empty if there is none."""
     runs = root / "runs"
     if runs.is_dir() and any(runs.iterdir()):
-        return "there are files of runs"
+        return "run files exist"
     if any(path.exists() for path in audit_files(root)):
         for entry in entries(root):
             if entry["act"] in _DAEMON_ACTS:

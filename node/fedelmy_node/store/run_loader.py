@@ -134,7 +134,7 @@ class Loader:
         if cancel not in self._cancels:
             payload = json_object(cancel.payload)
             if (payload["run"], payload.get("plan_id", "")) != (plan.run, plan.plan_id):
-                raise ValueError("its cancel is for another run or plan")
+                raise ValueError("its cancellation is for another run or plan")
             self._verify(cancel, "cancel", over=RunState(row["state"]).is_over)
             self._cancels.add(cancel)
         return cancel

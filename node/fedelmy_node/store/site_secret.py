@@ -1,4 +1,4 @@
-"""A secret of the site, made once, from which steps get secrets of their own.
+"""A secret of the site, created once, from which the secrets of steps are derived.
 
 A step that is computed again gets the same one, so it gives the same bundle.
 """
@@ -29,6 +29,6 @@ def _site_secret(path: Path) -> bytes:
         known = secrets.token_bytes(_BYTES)
         write_durably(path, known)
     if len(known) != _BYTES:
-        message = "the file of this site's secret has the wrong size"
+        message = "this site's secret file has the wrong size"
         raise StoreError("E-STORE-DAMAGED", message, private=str(path))
     return known

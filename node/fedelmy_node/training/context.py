@@ -193,7 +193,7 @@ class Context:
         return self.reads
 
     def features(self) -> Features:
-        """What the head of the initial model receives of each sample that is no test sample."""
+        """What the head of the initial model receives for each sample that is not a test sample."""
         if self.read_features is None:
             raise RunError("E-RUN-PLAN", "this operation does not read the site's data")
         self.model.load(self.initial)

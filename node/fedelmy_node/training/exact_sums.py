@@ -33,7 +33,7 @@ Sums = Mapping[str, Tensor]
 
 
 def shapes(inputs: int, classes: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of the sums for so many inputs, including the 1."""
+    """The shapes of the sums for this many inputs, including the 1."""
     packed = inputs * (inputs + 1) // 2
     return {PRODUCTS: (packed,), TARGETS: (inputs, classes), COUNTS: (classes,)}
 
@@ -61,7 +61,7 @@ def added(one: Sums, other: Sums) -> Sums:
 
 
 def without(masked: Sums, mask: Sums) -> Sums:
-    """Take a mask off."""
+    """Remove a mask."""
     return {name: _whole(_words(masked[name]) - _words(mask[name])) for name in masked}
 
 
@@ -97,8 +97,8 @@ def check(sums: Sums) -> None:
         and bool(((diagonal >= 0) & (diagonal <= samples * UNIT * UNIT)).all())
     )
     if not fits:
-        message = "the sums contradict themselves: a site sent others, or they have another mask"
-        hint = "Start a new run; a site that lost its state directory cannot take off its mask."
+        message = "the sums are inconsistent: a site sent wrong sums, or the mask differs"
+        hint = "Start a new run; a site that lost its state directory cannot remove its mask."
         raise BundleError("E-BUNDLE-FORMAT", message, hint=hint)
 
 

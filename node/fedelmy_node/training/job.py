@@ -98,7 +98,7 @@ class Job:
     feature_cache: CacheSpec | None = None
     """Where features of frozen models are kept; None: computed for every step."""
     secret: str = field(default="", repr=False)
-    """For operations that make their output of a secret of the site: hexadecimal, the same
+    """For operations that make their output from a secret of the site: hexadecimal, the same
     whenever the step is computed again, and never written to disk."""
     trial: bool = False
     """prepare: also train a few batches and report the time."""

@@ -1,4 +1,4 @@
-"""Loops of an operation's own: their state, and how far they are."""
+"""An operation's own loops: their state and progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class LoopOrder:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"{self.name[:40]!r} does not name a loop: use a word like distilling")
+            raise ValueError(
+                f"{self.name[:40]!r} is not a valid loop name: use a word such as distilling"
+            )
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

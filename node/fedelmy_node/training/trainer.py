@@ -93,7 +93,9 @@ class DaemonPipe:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Set up the process, run the job, report the outcome."""
-    parser = argparse.ArgumentParser(description="Started by the daemon, not by people.")
+    parser = argparse.ArgumentParser(
+        description="Started by the daemon; not meant to be run by hand."
+    )
     parser.add_argument("--events-fd", type=int, required=True)
     parser.add_argument("--about", default="", help="site, run and step, for logs and `ps`")
     parser.add_argument("--rank", type=int, default=0, help="rank of this process, from 0")

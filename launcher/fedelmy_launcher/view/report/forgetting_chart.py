@@ -104,7 +104,7 @@ def forgetting(history: Mapping[str, Any], *, name: str = "forgetting") -> str |
         return None
     rows = [[hop.share(each) for hop in columns] for each in known]
     shares = [[float("nan") if cell is None else cell for cell in row] for row in rows]
-    title = "Share of each class that the passing model recognises, hop by hop"
+    title = "Share of each class that the model recognises, hop by hop"
     height = 0.24 * len(known) + 1.7
     with drawing(name, title, width=min(9.0, 0.5 * len(columns) + 2.6), height=height) as canvas:
         axes = canvas.axes()

@@ -194,7 +194,7 @@ def _accuracy(progress: RunProgress, result: Mapping[str, Any]) -> str:
     if not measured:
         return f"- ({kept or 'nothing was measured'})"
     whose = "all sites" if len(measured) == len(progress.sites) else ", ".join(measured)
-    text = f"{percent(result['accuracy'])} of {result['samples']} test samples of {whose}"
+    text = f"{percent(result['accuracy'])} on {result['samples']} test samples of {whose}"
     return f"{text}; {kept}" if kept else text
 
 

@@ -38,7 +38,7 @@ def alerts_of(
         if node.free_bytes < need:
             free = f"{node.site} has {bytes_text(node.free_bytes)} of disk left"
             texts.append(
-                f"E-STORE-DISK: {free}, the run still needs about {bytes_text(need)} there"
+                f"E-STORE-DISK: {free}; the run still needs about {bytes_text(need)} there"
             )
     return texts
 

@@ -94,7 +94,7 @@ def _lists(identity: Identity, now: datetime) -> Iterator[Finding]:
             error = IdentityError("E-IDENTITY-LIST", f"revocation list {one.number} is out of date")
             yield Finding.of(error, _SUBJECT, "revocation", "warning")
         else:
-            clean = "" if revoked else ", this certificate is not on it"
+            clean = "" if revoked else "; this certificate is not on it"
             yield ok(_SUBJECT, "revocation", f"list {one.number} is in force{clean}")
     if not identity.trust.lists:
         yield ok(_SUBJECT, "revocation", "no revocation list is installed")

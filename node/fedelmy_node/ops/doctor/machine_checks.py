@@ -53,7 +53,7 @@ def examine_daemon(running: Health | FedelmyError | None, listen: Address) -> It
 
 def _health(health: Health) -> Iterator[Finding]:
     if health.serving:
-        active = f", works on {health.active}" if health.active else ""
+        active = f", running {health.active}" if health.active else ""
         message = f"serves on {health.address} (process {health.process}){active}"
         yield ok("node", "daemon", message)
     for reason in health.problems:
@@ -63,5 +63,5 @@ def _health(health: Health) -> Iterator[Finding]:
         if (
             "waiting for your approval" in warning
         ):  # the others are about the identity, which is checked itself
-            fix = "Show what it asks, then approve or refuse it."
+            fix = "Read what it asks of this site, then approve or refuse it."
             yield problem("node", "runs", "E-CONSENT-APPROVAL", warning, fix)

@@ -120,7 +120,7 @@ def _without_tls(subject: str, me: Caller) -> Finding:
         message = "no TLS: anyone on the network can impersonate anyone"
         fix = "Omit --insecure, except on a single machine."
         return problem(subject, "tls", "E-IDENTITY-TLS", message, fix)
-    message = "not tested: this site has no certificate to show"
+    message = "not tested: this site has no certificate to present"
     return problem(
         subject, "tls", "E-IDENTITY-MISSING", message, "Fix the identity first; see above."
     )
@@ -182,12 +182,15 @@ def _version(subject: str, name: str, measured: Measurement) -> Finding:
     if CONTRACT not in node.contracts:
         message = (
             f"{name} speaks {', '.join(node.contracts) or 'no contract'} (version {node.version}),"
-            f" this software speaks {CONTRACT} (version {__version__})"
+            f" but this software speaks {CONTRACT} (version {__version__})"
         )
         found = Finding.of(PeerError("E-PEER-CONTRACT", message), subject, "version")
         return replace(found, facts=facts)
     if node.version != __version__:
-        message = f"{name} has version {node.version}, this is {__version__}; both speak {CONTRACT}"
+        message = (
+            f"{name} has version {node.version}, but this site has {__version__};"
+            f" both speak {CONTRACT}"
+        )
         fix = "It works; install the same version of fedelmy at both ends when you can."
         return problem(subject, "version", "E-PEER-CONTRACT", message, fix, facts=facts)
     return ok(subject, "version", f"{node.version}, speaks {CONTRACT}", facts)
@@ -276,7 +279,7 @@ def compare_advertised(
     """Compare the address that a site advertises with the one in the federation's file."""
     if place == listed:
         return
-    message = f"the site advertises {place}, the federation lists {listed}"
+    message = f"the site advertises {place}, but the federation lists {listed}"
     try:
         leads_to(place, site, me)
     except FedelmyError as error:

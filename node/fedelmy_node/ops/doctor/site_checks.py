@@ -111,7 +111,9 @@ class SiteExamination:
         return open_identity(self._layout.identity, self._config.trust)
 
     def _nameless(self) -> Iterator[Finding]:
-        message = "--insecure: no certificate, anyone who reaches this node can impersonate anyone"
+        message = (
+            "--insecure: no certificate, so anyone who reaches this node can impersonate anyone"
+        )
         fix = "Omit --insecure, except for a test on a single machine."
         yield problem("identity", "tls", "E-IDENTITY-TLS", message, fix)
 

@@ -57,7 +57,7 @@ def examine_disk(layout: Layout, need: int | None) -> Iterator[Finding]:
     except StoreError as error:
         yield replace(Finding.of(error, "disk", "room"), facts=facts, private=str(layout.root))
         return
-    needed = "" if need is None else f", a run needs about {bytes_text(need)}"
+    needed = "" if need is None else f"; a run needs about {bytes_text(need)}"
     yield ok("disk", "room", f"{bytes_text(free)} free{needed}{where}", facts)
 
 
@@ -168,7 +168,7 @@ def _short(seconds: float) -> str:
 def duration_text(seconds: float) -> str:
     """`40 s`, `12 min`, `3.5 h`, `2.1 days`: as precise as an estimate is."""
     if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 1 else "a second"
+        return f"{max(1, seconds):.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"

@@ -55,7 +55,7 @@ class Indices:
         """Refuse another source or another site than the partition was made for."""
         kind, size = self.source_kind, self.samples
         _require(kind == source_kind, f"the indices are for {kind!r}, not {source_kind!r}")
-        _require(size == samples, f"the indices are for {size} samples, the source has {samples}")
+        _require(size == samples, f"the indices are for {size} samples; the source has {samples}")
         _require(self.site == site, f"the indices are for site {self.site!r}, not {site!r}")
 
 

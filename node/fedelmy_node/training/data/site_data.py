@@ -84,7 +84,7 @@ def open_data(spec: DataSpec, task: Task, *, seed: int, site: SiteName) -> SiteD
         test, more = read(raw.test, np.arange(len(raw.test.labels)))
         left_out += more
         if len(test) == 0:
-            raise DataError("E-DATA-EMPTY", "nothing in the source's own test set can be read")
+            raise DataError("E-DATA-EMPTY", "no sample of the source's own test set can be read")
     validation = pool.part(tested, tested + validated)
     train = pool.part(tested + validated, len(pool))
     data = _site_data(train, validation, test, task.classes, left_out)

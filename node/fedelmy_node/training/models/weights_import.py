@@ -61,7 +61,9 @@ def import_weights(source: Path, directory: Path, name: str | None = None) -> Im
     digest, path = hashlib.sha256(data).hexdigest(), directory / name
     if path.exists() and file_sha256(path) != digest:
         hint = "Choose another name with --name; a plan finds weights by their digest."
-        raise ConfigError("E-CONFIG-VALUE", f"{path} exists with other content", hint=hint)
+        raise ConfigError(
+            "E-CONFIG-VALUE", f"{path} already exists with different content", hint=hint
+        )
     with write_errors(path):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():

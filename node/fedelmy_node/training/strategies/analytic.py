@@ -62,7 +62,7 @@ class Settings:
 
 def check(settings: Settings, recipe: Recipe) -> None:
     """Refuse augmentation that would change nothing."""
-    message = "augment changes nothing without finetune = true: the sums are over plain images"
+    message = "augment has no effect without finetune = true: sums use unaugmented images"
     _require(not recipe.training.augment or settings.finetune, message)
 
 
@@ -172,8 +172,8 @@ def _apart(inputs: Sequence[Artifact]) -> list[Artifact]:
             taken.append(given)
         elif not any(given.sites <= each.sites for each in shared):
             twice = min(given.sites & shared[0].sites)
-            message = f"two of the sums contain site {twice}, and each has others that the other"
-            raise RunError("E-RUN-PLAN", f"{message} lacks: they cannot be added")
+            message = f"two of the sums contain site {twice}, and neither includes the other"
+            raise RunError("E-RUN-PLAN", f"{message}: they cannot be added")
     return taken
 
 
@@ -245,11 +245,11 @@ OPERATIONS: Final = {
         output=sums_spec,
         discloses=("class-counts",),
         tells=(
-            "This site adds, over all its samples but the test samples, the features that the"
-            " model's frozen part gives, their products, and the number of samples of each class,"
-            " to the sums of the sites before it.",
-            "Whoever sees such sums of a few samples can learn about each of them: of a class with"
-            " one sample, the sum is that patient's feature vector.",
+            "This site sums over all its samples except the test samples: the features that the"
+            " model's frozen part gives, their products, and the number of samples of each class."
+            " It adds these sums to those of the sites before it.",
+            "Anyone who receives sums of a few samples can learn about each of them: for a class"
+            " with one sample, the sum is that patient's feature vector.",
         ),
         hidden_by=MASK,
         fits=False,
@@ -260,11 +260,11 @@ OPERATIONS: Final = {
         inputs={},
         output=sums_spec,
         tells=(
-            "The sums are hidden: the first site adds random numbers that only it knows, and takes"
-            " them off when the sums of all sites come back to it. So the first site learns the"
-            " sums of all other sites together, the others learn nothing from the sums they get."
-            " The two sites before and after this one in the row could compute this site's sums,"
-            " but only together.",
+            "The sums are hidden: the first site adds random numbers that only it knows, and"
+            " removes them when the sums of all sites come back to it. So the first site learns"
+            " the total of the other sites' sums; the others learn nothing from the sums they get."
+            " The sites directly before and after this one could compute this site's sums, but"
+            " only together.",
         ),
         is_replaceable=False,
     ),

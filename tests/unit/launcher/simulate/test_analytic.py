@@ -286,7 +286,7 @@ def test_a_lap_of_fine_tuning_follows(
     [
         ({"strategy": {"gamma": 0}}, "gamma must be above 0"),
         ({"strategy": {"random_features": 9000}}, "random_features: 0 to 8192"),
-        ({"training": {"augment": ["flip"]}}, "augment changes nothing without finetune"),
+        ({"training": {"augment": ["flip"]}}, "augment has no effect without finetune"),
         ({"topology": "mesh", "strategy": {"masked": True}}, "masked needs at least two sites"),
         ({"topology": "mesh", "strategy": {"finetune": True}}, "finetune needs sites in a row"),
         ({"sites": "a", "strategy": {"masked": True}}, "masked needs at least two sites"),

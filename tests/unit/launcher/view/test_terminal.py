@@ -315,7 +315,7 @@ def test_certificates_and_disks() -> None:
         "E-IDENTITY-EXPIRED: the certificate of site/north expires in 5 days"
     )
     assert alerts[1:] == [
-        "E-STORE-DISK: north has 52.0 kB of disk left, the run still needs about 52.0 kB there"
+        "E-STORE-DISK: north has 52.0 kB of disk left; the run still needs about 52.0 kB there"
     ]
     assert len(alerts_of(None, [node("north", 52_000)], {SiteName("north"): report})) == 1
     assert needed_bytes(make_report(plan, "north")) == 0

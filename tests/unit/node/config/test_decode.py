@@ -143,7 +143,7 @@ def test_an_integer_that_no_float_can_hold_is_no_number() -> None:
 
 
 def test_a_list_that_is_too_long_is_refused_before_it_is_decoded() -> None:
-    with pytest.raises(ConfigError, match=r"items has 4 entries, the limit is 3"):
+    with pytest.raises(ConfigError, match=r"items has 4 entries; the limit is 3"):
         decode(_Bounded, {"rate": 1, "items": [None] * 4})
 
 

@@ -150,10 +150,10 @@ def test_what_sums_tell_the_other_sites(masked: bool) -> None:
     strategy = {"name": "analytic", "settings": {"masked": masked}}
     changes = {"strategy": strategy, "model": {"name": "linear"}}
     text = text_for("south", recipe=recipe | changes)
-    assert "of a class with one sample, the sum is that patient's feature vector." in text
-    assert ("They are sent in clear: every site that receives them" in text) is not masked
+    assert "for a class with one sample, the sum is that patient's feature vector." in text
+    assert ("They are sent in the clear: every site that receives them" in text) is not masked
     assert ("the first site adds random numbers that only it knows" in text) is masked
-    assert ("The two sites before and after this one" in text) is masked
+    assert ("The sites directly before and after this one" in text) is masked
     assert "Site north sends this site statistics to continue with." in text
     assert "This site sends the statistics that operation train produces to west" in text
     assert "uses 1,457 training samples" not in text, "it trains no model"

@@ -225,7 +225,7 @@ def row(count: int) -> Any:
 def test_a_site_may_have_a_thousand_steps_in_a_row_and_no_more() -> None:
     plan = read_slice(canonical_json(row(1000)))
     assert [step.id for step in plan.ordered][-1] == "train.999@north"
-    with pytest.raises(RunError, match=r"steps has 1001 entries, the limit is 1000"):
+    with pytest.raises(RunError, match=r"steps has 1001 entries; the limit is 1000"):
         read_slice(canonical_json(row(1001)))
 
 

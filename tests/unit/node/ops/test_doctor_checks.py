@@ -95,7 +95,7 @@ def test_the_estimate_of_a_site_is_told_with_its_epochs() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.2, "a second"), (40, "40 s"), (720, "12 min"), (12_600, "3.5 h"), (200_000, "2.3 days")],
+    [(0.2, "1 s"), (40, "40 s"), (720, "12 min"), (12_600, "3.5 h"), (200_000, "2.3 days")],
 )
 def test_durations_are_as_precise_as_an_estimate(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text

@@ -276,7 +276,7 @@ def test_a_forged_cancel_does_nothing(
     made = bench("wait", dead=())
     word = Signed(payload=signed_cancel(RUN, "", "enough", None).payload, signature=b"forged")
     made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING, cancel=word))
-    made.wait_for(lambda: "is not accepted" in caplog.text)
+    made.wait_for(lambda: "rejected a cancellation" in caplog.text)
     assert made.journal.state(RUN) == RunState.RUNNING
 
 
@@ -286,7 +286,7 @@ def test_a_cancel_of_an_older_plan_does_nothing(
     made = bench("wait", dead=())
     word = signed_cancel(RUN, "0123456789abcdef" * 2, "long ago", None)
     made.network.sites["b"].tell(NeighbourState(state=RunState.RUNNING, cancel=word))
-    made.wait_for(lambda: "is for another run or plan" in caplog.text)
+    made.wait_for(lambda: "it is for another run or plan" in caplog.text)
     assert made.journal.state(RUN) == RunState.RUNNING
 
 

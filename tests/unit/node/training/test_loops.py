@@ -160,5 +160,5 @@ def test_a_state_is_copied_and_comes_back_in_place():
 
 @pytest.mark.parametrize("name", ["", "Distilling", "two words", "x" * 40])
 def test_a_loop_needs_a_name_that_a_site_can_be_shown(name):
-    with pytest.raises(ValueError, match="does not name a loop"):
+    with pytest.raises(ValueError, match="is not a valid loop name"):
         LoopOrder(name=name, count=1)

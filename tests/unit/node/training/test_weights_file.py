@@ -136,7 +136,7 @@ def test_safetensors_keep_their_bytes_and_nothing_is_overwritten(tmp_path: Path)
         tmp_path / "a.safetensors"
     )
     save_file(small(seed=2), tmp_path / "a.safetensors")
-    assert "other content" in error_of(invoke("import", tmp_path / "a.safetensors", *place)).message
+    assert "different" in error_of(invoke("import", tmp_path / "a.safetensors", *place)).message
     more = ("--name", "b.safetensors")
     assert invoke("import", tmp_path / "a.safetensors", *place, *more).exit_code == 0
     bad = invoke("import", tmp_path / "a.safetensors", *place, "--name", "../b.safetensors")
