@@ -57,15 +57,10 @@ INSTALLED: Final = Registry("fedelmy.strategies", "strategy", STRATEGIES, Strate
 class Strategy(Protocol):
     """A strategy's module.
 
-        It may also have a `RESULT` (`operations.Result`), `wire` or `finish` for its plans, `make_head`
-    <<<<<<< HEAD
-        for another head than the recipe's (docs/extending.md), `check(settings, recipe)`, which refuses
-        a recipe that the strategy cannot work with, and `warnings(settings, training)`: sentences about
-        settings that are known to do harm.
-    =======
-        for a head other than the recipe's (docs/extending.md), and `warnings(settings, training)`:
-        sentences about settings that are known to do harm.
-    >>>>>>> wt-text
+    It may also have a `RESULT` (`operations.Result`), `wire` or `finish` for its plans, `make_head`
+    for a head other than the recipe's (docs/extending.md), `check(settings, recipe)`, which refuses
+    a recipe that the strategy cannot work with, and `warnings(settings, training)`: sentences about
+    settings that are known to do harm.
     """
 
     Settings: type
