@@ -27,6 +27,7 @@ from fedelmy_node.domain.names import site_name
 from fedelmy_node.training.data import parse_source
 from fedelmy_node.training.data.indices import Indices, write_indices
 from fedelmy_node.training.data.sources import RawData, load_source
+from fedelmy_node.training.data.synthetic_shift import mixed
 
 _NAME: Final = "experiment"
 _NOWHERE: Final = "localhost:1"
@@ -194,6 +195,8 @@ def _pooled(
     parts: Mapping[str, tuple[str, NDArray[np.int64]]],
 ) -> dict[str, tuple[str, NDArray[np.int64]]]:
     """One site with the samples of all."""
+    if all(source.startswith("shifted:") for source, _ in parts.values()):
+        parts = {name: mixed(source, positions) for name, (source, positions) in parts.items()}
     sources = {source for source, _ in parts.values()}
     if len(sources) > 1:
         message = "the domains come from different sources, which cannot be pooled at one site"

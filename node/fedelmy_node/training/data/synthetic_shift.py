@@ -7,6 +7,7 @@ a domain, so no image is in two. The change depends only on the image and its po
     blurred    each value the mean of 5x5 neighbours, then noise (standard deviation 20 of 255)
     inverted   255 minus the value
     edges      dark edges on white: the gradient's length (Sobel) of the grey image, inverted
+    mixed      all four: every image of the source, changed as in its own domain
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from fedelmy_node.training.data.sources import Images, RawData, RawSamples, load
 from fedelmy_node.training.seeds import derive
 
 Pixels = NDArray[np.uint8]
+MIXED: Final = "mixed"
 
 
 def load(text: Path) -> RawData:
     """Open the domain `DOMAIN:KIND[:PATH]`."""
     domain, _, rest = str(text).partition(":")
-    if domain not in DOMAINS:
-        hint = f"Write shifted:DOMAIN:KIND[:PATH]; domains: {', '.join(DOMAINS)}."
+    if domain not in (*DOMAINS, MIXED):
+        hint = f"Write shifted:DOMAIN:KIND[:PATH]; domains: {', '.join((*DOMAINS, MIXED))}."
         message = "a synthetic shift has no domain of that name"
         raise DataError("E-DATA-SOURCE", message, hint=hint, private=str(text))
     raw = load_source(parse_source(rest))
@@ -40,9 +42,17 @@ def load(text: Path) -> RawData:
     return RawData(classes=raw.classes, pool=_part(raw.pool, domain), test=test)
 
 
+def mixed(source: str, positions: NDArray[np.int64]) -> tuple[str, NDArray[np.int64]]:
+    """The source of all four domains, and where it has these samples of one of them."""
+    kind, domain, rest = source.split(":", 2)
+    first = list(DOMAINS).index(domain)
+    return f"{kind}:{MIXED}:{rest}", positions * len(DOMAINS) + first
+
+
 def _part(samples: RawSamples, domain: str) -> RawSamples:
-    positions = np.arange(list(DOMAINS).index(domain), len(samples.labels), len(DOMAINS))
-    images = _Shifted(samples.images, positions, domain)
+    first, step = (0, 1) if domain == MIXED else (list(DOMAINS).index(domain), len(DOMAINS))
+    positions = np.arange(first, len(samples.labels), step)
+    images = _Shifted(samples.images, positions)
     return RawSamples(labels=samples.labels[positions], images=images)
 
 
@@ -52,8 +62,7 @@ class _Shifted:
 
     images: Images
     positions: NDArray[np.int64]
-    """Positions of the domain's images in the source."""
-    domain: str
+    """Their positions in the source."""
 
     @property
     def at_once(self) -> int:
@@ -69,7 +78,11 @@ class _Shifted:
             message = f"a synthetic shift takes 8-bit images, not {values.dtype}"
             raise DataError("E-DATA-FORMAT", message, private=self.name(int(positions[0])))
         colours = values if values.ndim == 4 else values[..., np.newaxis]
-        return DOMAINS[self.domain](colours, places).reshape(values.shape)
+        changed = np.empty_like(colours)
+        for number, change in enumerate(DOMAINS.values()):
+            if (mine := places % len(DOMAINS) == number).any():
+                changed[mine] = change(colours[mine], places[mine])
+        return changed.reshape(values.shape)
 
     def name(self, position: int) -> str:
         return self.images.name(int(self.positions[position]))

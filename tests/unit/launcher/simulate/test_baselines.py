@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedelmy_launcher.experiments.cells import prepare_cell
@@ -13,6 +14,8 @@ from fedelmy_launcher.plans.compiler import compile_plan, federation_from
 from fedelmy_launcher.simulate.baselines import every_site_alone
 from fedelmy_launcher.simulate.simulation import Simulation, data_of
 from fedelmy_node.domain.names import run_id
+from fedelmy_node.training.data import parse_source
+from fedelmy_node.training.data.sources import load_source
 
 RUN = run_id("baseline")
 LINE = Line(label="one")
@@ -63,6 +66,29 @@ def test_pooled_is_one_site_with_the_samples_of_all() -> None:
     ((_, samples),) = pooled.parts.values()
     every = sorted(int(at) for _, part in apart.parts.values() for at in part)
     assert samples.tolist() == every
+
+
+def test_domains_of_a_synthetic_shift_are_pooled_as_they_are_at_the_sites(tmp_path: Path) -> None:
+    images = np.arange(80 * 8 * 8 * 3, dtype=np.uint8).reshape(80, 8, 8, 3)
+    np.savez(tmp_path / "some.npz", images=images, labels=np.arange(80) % 4)
+    shifted = {"data": "pacs", "count": 4, "method": "domains", "samples": 10}
+    given = {"cifar10": f"npz:{tmp_path}/some.npz"}
+    cells = [
+        replace(cell(), settings=unfolded({**SETTINGS, "sites": {**shifted, "baseline": kind}}))
+        for kind in ("none", "pooled")
+    ]
+    apart, pooled = (prepare_cell(each, given) for each in cells)
+    ((source, positions),) = pooled.parts.values()
+    assert source == f"shifted:mixed:npz:{tmp_path}/some.npz"
+    whole = load_source(parse_source(source)).pool.images.read(positions)
+    kept = [
+        load_source(parse_source(own)).pool.images.read(places)
+        for own, places in apart.parts.values()
+    ]
+    assert len(whole) == 40
+    assert sorted(image.tobytes() for image in whole) == sorted(
+        image.tobytes() for part in kept for image in part
+    )
 
 
 def test_baselines_are_cells_of_their_own() -> None:

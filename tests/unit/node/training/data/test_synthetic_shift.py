@@ -14,7 +14,7 @@ from fedelmy_node.training.data import parse_source
 from fedelmy_node.training.data.site_data import open_data
 from fedelmy_node.training.data.source_cache import cached_sources
 from fedelmy_node.training.data.sources import RawData, load_source
-from fedelmy_node.training.data.synthetic_shift import DOMAINS
+from fedelmy_node.training.data.synthetic_shift import DOMAINS, mixed
 from fedelmy_node.training.job import DataSpec
 from tests.support.small_recipes import task
 
@@ -61,6 +61,18 @@ def test_an_image_is_the_same_however_it_is_read() -> None:
         raw, whole = domain(name), everything(domain(name))
         alone = [raw.pool.images.read(np.array([position]))[0] for position in (0, 5, 100)]
         assert np.array_equal(np.stack(alone), whole[[0, 5, 100]])
+
+
+def test_the_mixed_source_has_the_images_of_all_domains() -> None:
+    whole = domain("mixed")
+    images = everything(whole)
+    assert images.dtype == np.uint8
+    for name in DOMAINS:
+        own = domain(name)
+        source, places = mixed(f"shifted:{name}:digits", np.arange(len(own.pool.labels)))
+        assert source == "shifted:mixed:digits"
+        assert np.array_equal(images[places], everything(own))
+        assert np.array_equal(whole.pool.labels[places], own.pool.labels)
 
 
 def test_mistakes_are_told() -> None:
