@@ -59,17 +59,17 @@ def level_of(skew: Skew | None, evidence: Evidence) -> Level:
 
 def _train(case: Case) -> Found:
     """No pretrained backbone: train one model along the sites."""
-    recipe, evidence = case.recipe, case.evidence
+    recipe = case.recipe
     yield from choose_strategy(case)
     if recipe.strategy.name not in (*SEQUENTIAL, ANALYTIC):
         return
     yield from choose_loss(case)
     yield from choose_epoch(case)
     if not is_solvable(recipe):
-        (row, *_) = evidence.rows_for("no_backbone")
+        (row, *_) = case.rows_for("no_backbone")
         yield Note(
             text="A pretrained model at all sites ([model] weights) would allow strategy"
-            f' "analytic", which reached {row.accuracy:g}% on CIFAR-10 ({row.setting}).',
+            f' "analytic", which reached {row.figure}% on CIFAR-10 ({row.setting}).',
             evidence=(row,),
         )
 

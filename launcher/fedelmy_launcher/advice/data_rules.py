@@ -16,29 +16,31 @@ def choose_loss(case: Case) -> Found:
         )
         yield kept("training.loss", training.loss, reason)
         return
+    assumed = "assumed to be " if case.skew is None else ""
     yield Recommendation(
         key="training.loss",
         current=training.loss,
         recommended="prior_corrected",
-        reason="Classes are unevenly distributed over the sites: with plain cross-entropy, each"
-        " site teaches the model how frequent they are there.",
-        evidence=evidence.rows_for(f"loss_{level}"),
+        reason=f"Classes are {assumed}unevenly distributed over the sites: with plain cross-entropy,"
+        " each site teaches the model how frequent they are there.",
+        evidence=case.rows_for("loss"),
     )
     if case.lacks_classes:
-        rows = evidence.rows_for("distil_absent")
+        rows = case.rows_for("distil_absent")
+        lack = "may lack" if case.skew is None else "lack"
         unmeasured = "" if rows else " docs/results.md has no measurement of it yet."
         yield Recommendation(
             key="training.distil_absent",
             current=training.distil_absent,
             recommended=training.distil_absent or evidence.suggested.distil_absent,
-            reason="Sites lack classes that others have; with this the received model teaches them"
+            reason=f"Sites {lack} classes that others have; with this the received model teaches them"
             f" what it knows of those.{unmeasured}",
             evidence=rows,
         )
     yield Note(
         text="The correction does not help everywhere: compare both with `fedelmy-launch simulate`"
         " or a short run.",
-        evidence=evidence.rows_for("loss_against"),
+        evidence=case.rows_for("loss_against"),
     )
 
 
@@ -52,7 +54,7 @@ def choose_epoch(case: Case) -> Found:
             recommended="last",
             reason=f"{listed(single)}: one class only, so every model that answers with this class"
             " has a validation accuracy of 100%, and no epoch is better than another.",
-            evidence=case.evidence.rows_for("select_last"),
+            evidence=case.rows_for("select_last"),
         )
 
 
@@ -92,8 +94,8 @@ def _rare_classes(case: Case, *, solves: bool) -> Found:
         )
     elif rare:
         yield Note(
-            text=f"{listed(rare)}: fewer than {limit} samples of a class. Its validation and test"
-            " results there say little."
+            text=f"{listed(rare)}: fewer than {limit} samples of a class. The results"
+            " for it there say little."
         )
 
 

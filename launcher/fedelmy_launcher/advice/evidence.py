@@ -36,6 +36,12 @@ class Row:
     """Beginning of its column's heading."""
 
     @property
+    def figure(self) -> str:
+        """The accuracy as in the table, such as `38.0 ± 7.6`."""
+        spread = "" if self.std is None else f" ± {_text(self.std)}"
+        return f"{_text(self.accuracy)}{spread}"
+
+    @property
     def place(self) -> str:
         return f"{PAGE}#{self.section}"
 
@@ -81,14 +87,19 @@ class Evidence:
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.id == name)
 
-    def rows_for(self, reason: str) -> tuple[Row, ...]:
-        """The rows to show for a reason."""
-        return tuple(map(self.row, self.reasons[reason]))
+    def rows_for(self, reason: str, level: str) -> tuple[Row, ...]:
+        """The rows to show for a reason, at this level of skew if they differ."""
+        at_level = f"{reason}_{'strong' if level == 'strong' else 'moderate'}"
+        return tuple(map(self.row, self.reasons.get(at_level) or self.reasons[reason]))
 
     def compared(self, level: str) -> tuple[Row, Row]:
         """FedSeq, and the pool without distances, with equal computation."""
         pair = self.equal_computation[level]
         return self.row(pair.fedseq), self.row(pair.pool)
+
+
+def _text(number: float) -> str:
+    return f"{number:.1f}" if number == round(number, 1) else f"{number:g}"
 
 
 @cache

@@ -90,6 +90,10 @@ class Case:
         """Whether sites lack classes that others have; assumed if unknown."""
         return self.skew is None or self.skew.absent > 0
 
+    def rows_for(self, reason: str) -> tuple[Row, ...]:
+        """The evidence for a reason."""
+        return self.evidence.rows_for(reason, self.level)
+
     def setting(self, key: str) -> Any:
         """A setting of the current strategy, with its default."""
         return getattr(settings_for(self.recipe.strategy), key)

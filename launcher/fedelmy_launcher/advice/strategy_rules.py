@@ -30,7 +30,7 @@ def is_solvable(recipe: Recipe) -> bool:
 
 def solve(case: Case) -> Found:
     """A pretrained backbone: solve for the head."""
-    recipe, evidence = case.recipe, case.evidence
+    recipe = case.recipe
     yield Recommendation(
         key="strategy.name",
         current=recipe.strategy.name,
@@ -38,7 +38,7 @@ def solve(case: Case) -> Found:
         reason="The features are given, so the head can be solved: the result is that of all"
         " samples in one place, whatever the skew, the order and the number of sites. If the"
         " features do not fit the task, train the model instead.",
-        evidence=evidence.rows_for("analytic"),
+        evidence=case.rows_for("analytic"),
     )
     finetunes = recipe.strategy.name == ANALYTIC and case.setting("finetune")
     if finetunes:
@@ -47,7 +47,7 @@ def solve(case: Case) -> Found:
             current=True,
             recommended=False,
             reason="A lap of plain training forgets the classes that the last sites lack.",
-            evidence=evidence.rows_for("finetune"),
+            evidence=case.rows_for("finetune"),
         )
     if recipe.model.weights is not None:
         yield Recommendation(
@@ -118,7 +118,7 @@ def choose_strategy(case: Case) -> Found:
     fedseq, pool = evidence.compared(case.level)
     gain = pool.accuracy - fedseq.accuracy
     size = pool.pool_size or 1
-    compared = f"{pool.accuracy:g}% with a pool and {fedseq.accuracy:g}% without"
+    compared = f"{pool.figure}% with a pool, {fedseq.figure}% without"
     spread = max(fedseq.std or 0.0, pool.std or 0.0)
     if gain > spread and name == "fedelmy":
         reason = f"With the same number of epochs, the pool was better: {compared}."
@@ -133,8 +133,8 @@ def choose_strategy(case: Case) -> Found:
         reason = f"With the same number of epochs, a pool is not clearly better: {compared}."
         worse: tuple[Row, ...] = ()
         if warned := warnings_of(recipe):
-            reason += f" With the settings of this file it is worse: {warned[0]}."
-            worse = evidence.rows_for("beta")
+            reason += f" With the distances of this file it is worse: {warned[0]}."
+            worse = case.rows_for("beta")
         yield _to_fedseq(case, reason, (fedseq, pool, *worse))
         total = min(1_000_000, case.setting("pool_size") * epochs)
         yield Recommendation(
@@ -180,7 +180,7 @@ def _to_pool(case: Case, size: int, reason: str) -> Found:
             current=None,
             recommended=value,
             reason=why,
-            evidence=case.evidence.rows_for(shown) if shown else (),
+            evidence=case.rows_for(shown) if shown else (),
         )
     yield Recommendation(key="training.epochs", current=epochs, recommended=member, reason=shared)
 
@@ -195,12 +195,12 @@ def _distances(case: Case) -> Found:
             current=case.setting("beta"),
             recommended=0.0,
             reason=f"{warned[0]}.",
-            evidence=case.evidence.rows_for("beta"),
+            evidence=case.rows_for("beta"),
         )
         yield Recommendation(
             key="strategy.alpha",
             current=case.setting("alpha"),
             recommended=0.0,
             reason="Without beta, nothing bounds the distance that alpha increases; it did not help.",
-            evidence=case.evidence.rows_for("alpha"),
+            evidence=case.rows_for("alpha"),
         )

@@ -265,4 +265,4 @@ def test_without_a_pretrained_model_people_learn_what_one_would_give() -> None:
     advice = advised(sites(*IID))
     (note,) = (note for note in advice.notes if '"analytic"' in note.text)
     (row,) = note.evidence
-    assert f"{row.accuracy:g}%" in note.text and row in advice.rows
+    assert f"{row.figure}%" in note.text and row in advice.rows
