@@ -88,7 +88,7 @@ def _rare_classes(case: Case, *, solves: bool) -> Found:
     refused = [each.site for each in case.sites if each.problem == "E-CONSENT-SMALL"]
     if solves and (rare or refused):
         yield Note(
-            text=f"{listed([*rare, *refused])}: fewer than {limit} samples of a class. Such a site"
+            text=f"{listed(list(dict.fromkeys([*rare, *refused])))}: fewer than {limit} samples of a class. Such a site"
             " refuses to send sums (E-CONSENT-SMALL) unless its administrator lowers"
             " min_class_samples in site.toml: the sum of few samples reveals single ones."
         )

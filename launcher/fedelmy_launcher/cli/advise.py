@@ -60,6 +60,7 @@ def advise(federation: Path, head: str | None, operator: options.Operator, as_js
     else:
         _show_sites(advice, answers, len(described.recipe.task.classes))
         _show_advice(advice)
+        _show_next(advice, answers)
 
 
 def _advice_json(advice: Advice, answers: Answers) -> dict[str, Any]:
@@ -174,9 +175,17 @@ def _show_advice(advice: Advice) -> None:
     for row, number in numbers.items():
         click.echo(f"  {f'[{number}]':<4} {row.figure:<10}  {row.method}")
         click.echo(f"{'':<19}{row.setting}; {row.place}")
-    if lines:
-        click.echo()
-        _say("Then check the sites again: `fedelmy-launch check`.")
+
+
+def _show_next(advice: Advice, answers: Answers) -> None:
+    if answers.silent or answers.refused:
+        text = "Some sites would not take part: `fedelmy-launch check` says why."
+    elif advice.changes or advice.remove:
+        text = "After changing the file, check the sites: `fedelmy-launch check`."
+    else:
+        return
+    click.echo()
+    _say(text)
 
 
 def _say(text: str) -> None:

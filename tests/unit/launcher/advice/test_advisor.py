@@ -222,6 +222,8 @@ def test_small_data_are_named() -> None:
     refused = [refusing, *sites(*IID)[1:]]
     solving = BACKBONE | {"strategy": {"name": "analytic"}}
     assert "north: fewer than 10 samples" in notes(advised(refused, **solving))
+    telling = [replace(small[0], problem="E-CONSENT-SMALL"), *small[1:]]
+    assert "\nnorth: fewer than 10 samples" in notes(advised(telling, **solving)), "named once"
 
 
 def test_the_rarest_class_counts_without_test_samples() -> None:

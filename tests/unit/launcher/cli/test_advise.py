@@ -144,6 +144,7 @@ def test_a_site_that_refuses_tells_its_counts_alone(tmp_path: Path, fake: type[F
         for line in lines
     )
     assert "west - - - no answer (E-PEER-UNREACHABLE)" in lines
+    assert lines[-1] == "Some sites would not take part: `fedelmy-launch check` says why."
 
 
 @pytest.mark.parametrize(
