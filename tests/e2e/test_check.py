@@ -73,6 +73,18 @@ def test_people_read_the_same(bed: Bed) -> None:
     )
 
 
+def test_advice_comes_from_the_sites_counts_and_changes_nothing(bed: Bed) -> None:
+    """Also from the site that would refuse: it discloses its counts all the same."""
+    found = bed.launch("advise", "--json").ok().json
+    assert list(found["problems"]) == ["north"] and found["assumed"] == []
+    for site in found["sites"].values():
+        assert site["train"] > 0 and sum(site["class_counts"].values()) > site["train"]
+    taken = {each["key"]: each["recommended"] for each in found["recommended"]}
+    assert taken["strategy.name"] == "fedseq" and taken["training.epochs"] == 4
+    assert found["skew"]["distance"] > 0.1 and taken["training.loss"] == "prior_corrected"
+    assert bed.sites["south"].node("runs", "list", "--json").ok().json["runs"] == []
+
+
 def test_a_federation_that_is_well_and_how_long_it_would_take(bed: Bed) -> None:
     north, south = bed.sites["north"], bed.sites["south"]
     assert north.stop() == 0

@@ -45,6 +45,7 @@ ORDER = {
         "ca",
         "simulate",
         "control",
+        "advice",
         "view",
         "experiments",
         "cli",

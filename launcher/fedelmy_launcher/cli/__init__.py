@@ -24,6 +24,10 @@ _HELP: Final = """Plan, start and follow runs of a federation. Sees progress, ne
 _COMMANDS: Final = {
     "demo": ("demo:demo", "Train one model at four real sites on this machine."),
     "check": ("check:check", "Check whether a run would work; change nothing."),
+    "advise": (
+        "advise:advise",
+        "Recommend a strategy and settings for the sites' data; change nothing.",
+    ),
     "discover": ("discover:discover", "Discover the chain that the sites form with --peer."),
     "plan": ("plan:plan", "Write the plan of a run as signed files, one per site."),
     "run": ("run:run_command", "Start a run and follow it; Ctrl-C detaches."),

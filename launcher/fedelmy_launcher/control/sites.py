@@ -221,6 +221,17 @@ class Sites:
         asked = list(slices if sites is None else sites)
         return self.ask(question, asked, per_host=_PREPARES_PER_HOST, answered=answered)
 
+    def prepare_alone(
+        self, plans: Mapping[SiteName, Plan]
+    ) -> tuple[dict[SiteName, PrepareAnswer], list[Refusal]]:
+        """Ask each site about a plan of its own, without any commitment."""
+
+        def question(site: SiteName, client: OperatorClient) -> PrepareAnswer:
+            slice_ = signed_slices(plans[site], self.identity)[site]
+            return client.prepare(slice_, check_only=True)
+
+        return self.ask(question, plans, per_host=_PREPARES_PER_HOST)
+
 
 def expiry_warnings(identity: Identity | None, nodes: Iterable[NodeDescription]) -> list[str]:
     """Warnings about certificates of the operator and the sites that expire soon."""
