@@ -188,7 +188,7 @@ def test_a_clock_that_is_behind_is_named_by_the_other_ends_certificate(
         serve(forge(begins_days=2, ends_days=9)),
         identities["north"],
         "E-IDENTITY-EXPIRED",
-        r"is not valid yet; it starts on \d{4}-.* UTC; this machine's clock says \d{4}-",
+        r"is not valid yet; it becomes valid on \d{4}-.* UTC; this machine's clock says \d{4}-",
     )
     assert "The clock here seems to be behind" in error.hint and "timedatectl" in error.hint
     error = refusal(

@@ -68,8 +68,9 @@ def _train(case: Case) -> Found:
     if not is_solvable(recipe):
         (row, *_) = case.rows_for("no_backbone")
         yield Note(
-            text="A pretrained model at all sites ([model] weights) would allow strategy"
-            f' "analytic", which reached {row.figure}% on CIFAR-10 ({row.setting}).',
+            text="A pretrained model at all sites ([model] weights) would make it possible"
+            f' to use strategy "analytic", which reached {row.figure}% on CIFAR-10'
+            f" ({row.setting}).",
             evidence=(row,),
         )
 
@@ -92,9 +93,10 @@ def _assumptions(case: Case) -> Iterator[str]:
         return
     if case.skew is None:
         yield (
-            f"{listed(silent)} disclosed no class counts, so the skew is unknown: assumed that classes"
-            " are unevenly distributed and that sites lack some. If not, the settings for that"
-            " change little."
+            f"{listed(silent)} disclosed no class counts, so the skew is unknown. Classes are"
+            " assumed to be unevenly distributed, and some sites to lack some of them. If that is"
+            " wrong, the settings based on it make little difference."
         )
     else:
-        yield f"{listed(silent)} disclosed no class counts: assumed to be like the others."
+        text = "disclosed no class counts; the other sites are assumed to be typical"
+        yield f"{listed(silent)} {text}."

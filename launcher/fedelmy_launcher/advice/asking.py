@@ -43,7 +43,7 @@ def ask_counts(sites: Sites, federation: Federation, doing: Callable[[str], None
     members = {member.name: member for member in federation.members}
     alone = {each.site: _alone(federation, members[each.site]) for each in refusals}
     if plans := {site: plan for site, plan in alone.items() if plan is not None}:
-        doing("asking the sites that refused about their data alone")
+        doing("asking the sites that refused for their sample counts only")
         again, _ = sites.prepare_alone(plans)
         reports |= {site: answer.report for site, answer in again.items()}
     problems = {each.site: each.error for each in (*unanswered, *refusals)}

@@ -11,8 +11,8 @@ def choose_loss(case: Case) -> Found:
     training, evidence, level = case.recipe.training, case.evidence, case.level
     if level == "none":
         reason = (
-            "Every class is nearly as frequent at all sites, so there is nothing to correct: plain"
-            " cross-entropy is fine."
+            "Class frequencies are nearly the same at all sites, so there is nothing to correct:"
+            " plain cross-entropy is fine."
         )
         yield kept("training.loss", training.loss, reason)
         return
@@ -21,25 +21,25 @@ def choose_loss(case: Case) -> Found:
         key="training.loss",
         current=training.loss,
         recommended="prior_corrected",
-        reason=f"Classes are {assumed}unevenly distributed over the sites: with plain cross-entropy,"
-        " each site teaches the model how frequent they are there.",
+        reason=f"Classes are {assumed}unevenly distributed across the sites. With plain"
+        " cross-entropy, each site biases the model towards its own class frequencies.",
         evidence=case.rows_for("loss"),
     )
     if case.lacks_classes:
         rows = case.rows_for("distil_absent")
         lack = "may lack" if case.skew is None else "lack"
-        unmeasured = "" if rows else " docs/results.md has no measurement of it yet."
+        unmeasured = "" if rows else " docs/results.md has no measurements of it yet."
         yield Recommendation(
             key="training.distil_absent",
             current=training.distil_absent,
             recommended=training.distil_absent or evidence.suggested.distil_absent,
-            reason=f"Sites {lack} classes that others have; with this the received model teaches them"
-            f" what it knows of those.{unmeasured}",
+            reason=f"Some sites {lack} classes that others have. With distil_absent, the received"
+            f" model teaches them what it knows about those classes.{unmeasured}",
             evidence=rows,
         )
     yield Note(
-        text="The correction does not help everywhere: compare both with `fedelmy-launch simulate`"
-        " or a short run.",
+        text="prior_corrected does not help everywhere: compare the two losses with `fedelmy-launch"
+        " simulate` or in a short run.",
         evidence=case.rows_for("loss_against"),
     )
 
@@ -52,8 +52,8 @@ def choose_epoch(case: Case) -> Found:
             key="training.select",
             current=case.recipe.training.select,
             recommended="last",
-            reason=f"{listed(single)}: one class only, so every model that answers with this class"
-            " has a validation accuracy of 100%, and no epoch is better than another.",
+            reason=f"{listed(single)}: only one class, so a model that always predicts it has a"
+            " validation accuracy of 100%, and no epoch is better than another.",
             evidence=case.rows_for("select_last"),
         )
 
@@ -66,19 +66,19 @@ def notes_on_data(case: Case, *, solves: bool) -> Found:
     if few and not solves:
         shown = listed([f"{site} ({train})" for site, train in few.items()])
         yield Note(
-            text=f"Fewer than {limits.few_samples} training samples at {shown}: the validation data"
-            ' are a handful, so the epoch that they select is mostly chance. select = "last" avoids'
-            " that."
+            text=f"Fewer than {limits.few_samples} training samples at {shown}: there is so little"
+            ' validation data that the choice of an epoch is mostly chance. Set select = "last" to'
+            " avoid that."
         )
     yield from _rare_classes(case, solves=solves)
     nowhere = case.skew.nowhere if case.skew is not None else ()
     if nowhere:
-        text = f"No site that disclosed class counts has {listed(nowhere)}"
+        text = f"No site that disclosed class counts has samples of {listed(nowhere)}"
         if all(each.classes is not None for each in case.sites):
-            text = f"No site has {listed(nowhere)}"
+            text = f"No site has samples of {listed(nowhere)}"
         yield Note(
-            text=f"{text}: the model cannot learn it. Compare the names in [task] classes with"
-            " those at the sites, or remove it."
+            text=f"{text}. A class without samples cannot be learned: compare the names in [task]"
+            " classes with those at the sites, or remove the class."
         )
 
 
@@ -87,15 +87,16 @@ def _rare_classes(case: Case, *, solves: bool) -> Found:
     rare = [each.site for each in case.sites if _rarest(each, limit) < limit]
     refused = [each.site for each in case.sites if each.problem == "E-CONSENT-SMALL"]
     if solves and (rare or refused):
+        named = listed(list(dict.fromkeys([*rare, *refused])))
         yield Note(
-            text=f"{listed(list(dict.fromkeys([*rare, *refused])))}: fewer than {limit} samples of a class. Such a site"
-            " refuses to send sums (E-CONSENT-SMALL) unless its administrator lowers"
-            " min_class_samples in site.toml: the sum of few samples reveals single ones."
+            text=f"{named}: fewer than {limit} samples of a class. A sum of so few can"
+            " reveal single samples, so such a site refuses to send sums"
+            " (E-CONSENT-SMALL) unless its administrator lowers min_class_samples in site.toml."
         )
     elif rare:
         yield Note(
-            text=f"{listed(rare)}: fewer than {limit} samples of a class. The results"
-            " for it there say little."
+            text=f"{listed(rare)}: fewer than {limit} samples of a class. The accuracy"
+            " on that class says little there."
         )
 
 

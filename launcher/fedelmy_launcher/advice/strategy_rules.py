@@ -35,9 +35,9 @@ def solve(case: Case) -> Found:
         key="strategy.name",
         current=recipe.strategy.name,
         recommended=ANALYTIC,
-        reason="The features are given, so the head can be solved: the result is that of all"
-        " samples in one place, whatever the skew, the order and the number of sites. If the"
-        " features do not fit the task, train the model instead.",
+        reason="The features are fixed, so the head can be solved for: the result is the same as"
+        " with all samples in one place, whatever the skew, the order and the number of sites. If"
+        " the features do not suit the task, train the model instead.",
         evidence=case.rows_for("analytic"),
     )
     finetunes = recipe.strategy.name == ANALYTIC and case.setting("finetune")
@@ -46,7 +46,7 @@ def solve(case: Case) -> Found:
             key="strategy.finetune",
             current=True,
             recommended=False,
-            reason="A lap of plain training forgets the classes that the last sites lack.",
+            reason="Plain fine-tuning makes the model forget the classes that the last sites lack.",
             evidence=case.rows_for("finetune"),
         )
     if recipe.model.weights is not None:
@@ -54,14 +54,14 @@ def solve(case: Case) -> Found:
             key="model.train",
             current=recipe.model.train,
             recommended="head",
-            reason="Only the head is solved, so only the head has to be sent.",
+            reason="Only the head is solved for, so only the head has to be sent.",
         )
     if recipe.training.augment:
         yield Recommendation(
             key="training.augment",
             current=recipe.training.augment,
             recommended=(),
-            reason="The sums are over plain samples; augment is refused.",
+            reason="The sums are computed from unaugmented samples, so augment is refused.",
         )
     yield from _sums(case)
 
@@ -72,21 +72,22 @@ def _sums(case: Case) -> Found:
     in_a_row = case.federation.topology in IN_A_ROW
     if in_a_row and len(members) >= _MASKED_SITES:
         yield Note(
-            text="From three sites in a row the sums are masked and return to the first site, so"
-            " the last site needs a --peer for the first one."
+            text="In a chain or ring of three or more sites, the sums are masked and return to the"
+            " first site, so the last site needs a --peer for the first one."
         )
     else:
         why = "in topology " + case.federation.topology if not in_a_row else "with two sites"
         silent = [each.site for each in case.sites if each.classes is None and not each.problem]
-        text = f"The sums are not masked {why}: the next site can read the class counts."
+        text = f"The sums are not masked {why}, so the next site can read the class counts."
         if silent:
-            text += f" {listed(silent)} would refuse (E-CONSENT-STRATEGY): class counts stay there."
+            text += " Sites that do not disclose class counts would refuse (E-CONSENT-STRATEGY):"
+            text += f" {listed(silent)}."
         yield Note(text=text)
     absences = (case.federation.absence_of(member) for member in members)
     if any(absence.on_unreachable == "skip" for absence in absences):
         yield Note(
-            text='The site that solves cannot be skipped: set on_unreachable = "wait" for the'
-            " first site if the sums are masked, otherwise for the last one."
+            text='The site that solves for the head cannot be skipped: set on_unreachable = "wait"'
+            " for the first site if the sums are masked, otherwise for the last one."
         )
 
 
@@ -96,23 +97,23 @@ def choose_strategy(case: Case) -> Found:
     epochs = recipe.training.epochs
     if name == ANALYTIC:
         text = (
-            "Strategy analytic needs a pretrained model, and none is given. With fedseq, [training]"
-            " epochs counts."
+            "Strategy analytic needs a pretrained model, and none is given. With fedseq, epochs"
+            " under [training] takes effect."
         )
         yield _to_fedseq(case, text)
         return
     if name not in ("fedelmy", "fedseq"):
-        yield Note(text=f"Strategy {name} is left as it is: docs/results.md does not compare it.")
+        yield Note(text=f"Strategy {name} is left unchanged: docs/results.md does not cover it.")
         return
     if case.federation.topology not in IN_A_ROW:
-        text = f"topology {case.federation.topology} was not measured"
-        yield Note(text=f"The strategy is left as it is: {text} (docs/results.md).")
+        text = f"docs/results.md has no measurements for topology {case.federation.topology}"
+        yield Note(text=f"The strategy is left unchanged: {text}.")
         yield from _distances(case)
         return
     if name == "fedelmy" and epochs >= evidence.limits.longest_epochs:
         yield Note(
-            text=f"The strategy is left as it is: training {epochs} epochs per pool member, as the"
-            " paper does, was not measured here (docs/results.md)."
+            text="The strategy is left unchanged: docs/results.md has no measurements with as many"
+            f" as {epochs} epochs per pool member (the paper uses 200)."
         )
         return
     fedseq, pool = evidence.compared(case.level)
@@ -133,7 +134,7 @@ def choose_strategy(case: Case) -> Found:
         reason = f"With the same number of epochs, a pool is not clearly better: {compared}."
         worse: tuple[Row, ...] = ()
         if warned := warnings_of(recipe):
-            reason += f" With the distances of this file it is worse: {warned[0]}."
+            reason += f" The distances set in this file make it worse: {warned[0]}."
             worse = case.rows_for("beta")
         yield _to_fedseq(case, reason, (fedseq, pool, *worse))
         total = min(1_000_000, case.setting("pool_size") * epochs)
@@ -141,8 +142,8 @@ def choose_strategy(case: Case) -> Found:
             key="training.epochs",
             current=epochs,
             recommended=total,
-            reason=f"One model takes all epochs of the pool: {case.setting('pool_size')} times"
-            f" {epochs}. The warm-up of the first site is not added.",
+            reason="One model is trained for all epochs of the pool:"
+            f" {case.setting('pool_size')} times {epochs}. The first site's warm-up is not counted.",
         )
 
 
@@ -167,12 +168,17 @@ def _to_pool(case: Case, size: int, reason: str) -> Found:
         reason=reason,
         evidence=case.evidence.compared(case.level),
     )
-    shared = f"The members of the pool share the {epochs} epochs of one model."
+    shared = f"The {epochs} epochs of the single model are divided among the members of the pool."
     settings: tuple[tuple[str, Any, str, str], ...] = (
-        ("pool_size", size, "The pool that was measured.", ""),
-        ("warmup_epochs", max(1, member // 2), "Half of a member's epochs, as measured.", ""),
-        ("alpha", 0.0, "It did not help.", "alpha"),
-        ("beta", 0.0, "It keeps every model near its start.", "beta"),
+        ("pool_size", size, "The size of the pool that was measured.", ""),
+        (
+            "warmup_epochs",
+            max(1, member // 2),
+            "Half the epochs of a member, as in the measurements.",
+            "",
+        ),
+        ("alpha", 0.0, "A positive alpha did not help.", "alpha"),
+        ("beta", 0.0, "A positive beta keeps every model near its start.", "beta"),
     )
     for key, value, why, shown in settings:
         yield Recommendation(
@@ -201,6 +207,7 @@ def _distances(case: Case) -> Found:
             key="strategy.alpha",
             current=case.setting("alpha"),
             recommended=0.0,
-            reason="Without beta, nothing bounds the distance that alpha increases; it did not help.",
+            reason="Without beta, nothing bounds the distance that alpha increases, and alpha"
+            " did not help.",
             evidence=case.rows_for("alpha"),
         )

@@ -33,12 +33,13 @@ _LEVELS = {
 @options.operator_options
 @options.json_option
 def advise(federation: Path, head: str | None, operator: options.Operator, as_json: bool) -> None:
-    """Recommend a strategy and settings for FEDERATION, and say why; change nothing.
+    """Recommend a strategy and settings for FEDERATION, with reasons; change nothing.
 
     Every site is asked whether it would take part, as `check --quick` does. A site answers with its
-    numbers of samples and, if it discloses them, its class counts. From these, and from whether the
-    model is pretrained, follow the recommended keys of federation.toml, with the measurements of
-    docs/results.md behind them. Sites that disclose nothing are named, with what was assumed.
+    sample counts and, if it discloses them, its class counts. The recommended keys of
+    federation.toml depend on these counts and on whether the model is pretrained. The output cites
+    the measurements in docs/results.md behind them, names the sites that disclose no class counts,
+    and says what was assumed about them.
 
     \b
     Examples:
@@ -141,8 +142,8 @@ def _show_sites(advice: Advice, answers: Answers, classes: int) -> None:
         found = advice.skew
         _say(
             f"Classes are {_LEVELS[advice.level]}: skew {found.distance:.2f} on average"
-            f" ({found.by_chance:.2f} by chance alone); {found.absent:.0%} of the pairs of site and"
-            " class have no samples."
+            f" ({found.by_chance:.2f} by chance alone); {found.absent:.0%} of the"
+            " site-class pairs have no samples."
         )
     for text in advice.assumed:
         _say(text)
@@ -167,7 +168,7 @@ def _show_advice(advice: Advice) -> None:
     for each in advice.recommendations:
         _say(f"{each.key} = {_toml(each.recommended)}: {each.reason}{cited(each.evidence)}")
     if advice.notes:
-        click.echo("\nNote:\n")
+        click.echo("\nNotes:\n")
     for note in advice.notes:
         _say(f"{note.text}{cited(note.evidence)}")
     if numbers:
@@ -181,7 +182,7 @@ def _show_next(advice: Advice, answers: Answers) -> None:
     if answers.silent or answers.refused:
         text = "Some sites would not take part: `fedelmy-launch check` says why."
     elif advice.changes or advice.remove:
-        text = "After changing the file, check the sites: `fedelmy-launch check`."
+        text = "After changing the file, check the sites with `fedelmy-launch check`."
     else:
         return
     click.echo()

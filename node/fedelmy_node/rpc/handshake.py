@@ -350,7 +350,7 @@ def _outside_dates(address: Address, code: int, shown: Sequence[x509.Certificate
     now, whose = datetime.now(UTC), f"the certificate of {address}"
     begins = max((each.not_valid_before_utc for each in shown), default=now)
     ends = min((each.not_valid_after_utc for each in shown), default=now)
-    dates = f"; it starts on {_minute(begins)} UTC" if begins > now else ""
+    dates = f"; it becomes valid on {_minute(begins)} UTC" if begins > now else ""
     dates = f"; it expired on {_minute(ends)} UTC" if ends < now else dates
     if code == _NOT_YET_VALID:
         return _wrong_clock(f"{whose} {_EXPIRED_CODES[code]}{dates}", now)

@@ -79,7 +79,7 @@ def _reason_and_hint(error: OSError) -> tuple[str, str | None]:
         return "nothing listens there", hint
     if isinstance(error, TimeoutError):
         hint = "Allow TCP to this port in the firewalls at both ends, or correct the address."
-        return "no answer; a firewall may drop the packets", hint
+        return "no answer; a firewall may be dropping the packets", hint
     return error.strerror or str(error), None
 
 

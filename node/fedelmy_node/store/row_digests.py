@@ -53,7 +53,7 @@ def verified(table: str, rows: Iterable[sqlite3.Row]) -> list[sqlite3.Row]:
         names = [name for name in keys if name != "digest"]
         if row_digest(" ".join((table, *names)), *(row[name] for name in names)) != row["digest"]:
             run = str(row["run"])[:100]
-            raise damaged(f"the journal is damaged: a row of {table}, of run {run!r}")
+            raise damaged(f"the journal is damaged: a row of {table} (run {run!r})")
     return found
 
 

@@ -192,7 +192,7 @@ class Receiver:
                 raise _out_of_sequence("the stream ended before the bundle was complete")
             if self._digest.hexdigest() != self.offer.sha256:
                 self._discard()
-                message = "the bundle does not have the digest of its offer"
+                message = "the digest of the bundle differs from the one in its offer"
                 raise TransferError("E-TRANSFER-HASH", message)
             with self._discarding_on(BundleError):
                 self._check.finish()

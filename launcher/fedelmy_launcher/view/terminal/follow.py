@@ -93,23 +93,25 @@ class _Follower:
             self._progress.add(news)
             self._screen.event(news)
         elif isinstance(news, Lost):
-            self._lose(news.site, news.error.code, "still trying")
+            code = news.error.code
+            self._lose(news.site, code, f"does not answer ({code}); still trying")
         elif news.error is None:
             self._lost.pop(news.site, None)
             # Only at the end: a resumed run has an older failure among its events.
             _judge(self._progress, news.site)
             self._open.discard(news.site)
         elif news.error.code == "E-RUN-UNKNOWN" and self._may_be_lost(news.site):
-            self._lose(news.site, news.error.code, "it no longer knows the run")
+            code = news.error.code
+            self._lose(news.site, code, f"no longer has a record of the run ({code})")
         else:
             raise news.error
 
-    def _lose(self, site: SiteName, code: str, then: str) -> None:
+    def _lose(self, site: SiteName, code: str, text: str) -> None:
         self._progress.sites[site].silent = True
         known, since = self._lost.get(site, ("", time.monotonic()))
         self._lost[site] = code, since
         if known != code:
-            self._screen.note(f"{site} does not answer ({code}); {then}")
+            self._screen.note(f"{site} {text}")
 
     def _may_be_lost(self, site: SiteName) -> bool:
         """Whether the plan says how to continue without this site."""

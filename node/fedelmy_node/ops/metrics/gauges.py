@@ -62,7 +62,7 @@ class NodeGauges:
         about = "1 if a service works, as in gRPC health; node: all of them."
         yield _family("serving", about, "service", serving)
         yield _family("trainers", "Trainer processes by state.", "state", sources.trainers())
-        about = "Calls from other machines in progress, by budget."
+        about = "Calls in progress from other machines, by budget."
         yield _family("calls_under_way", about, "budget", sources.calls())
         refusals = CounterMetricFamily("fedelmy_refusals", "Refused calls.", labels=("code",))
         counts: dict[str, int] = {}

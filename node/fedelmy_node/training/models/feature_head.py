@@ -100,7 +100,7 @@ def exact_inputs(head: nn.Module, features: Tensor) -> Tensor:
         blocks.append(values[: len(block)])
     units = torch.cat(blocks)
     if not bool((units.abs() <= UNIT).all()):
-        message = "the frozen part of the model gives features that are not finite"
+        message = "the frozen part of the model produces features that are not finite"
         hint = "Check the weights, and the mean and std of the input."
         raise TrainingError("E-TRAINING-DIVERGED", message, hint=hint)
     return torch.cat([units, torch.full((len(units), 1), float(UNIT), dtype=torch.float64)], dim=1)

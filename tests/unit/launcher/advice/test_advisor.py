@@ -204,7 +204,7 @@ def test_a_site_with_one_class_selects_nothing() -> None:
     assert taken(advice)["training.select"] == "last"
     assert "training.early_stopping" in advice.remove
     (reason,) = (each.reason for each in advice.changes if each.key == "training.select")
-    assert reason.startswith("north: one class only")
+    assert reason.startswith("north: only one class")
 
 
 def notes(advice: Advice) -> str:
@@ -234,15 +234,15 @@ def test_the_rarest_class_counts_without_test_samples() -> None:
 def test_a_class_that_no_site_has() -> None:
     counts = [[*each[:9], 0] for each in IID]
     advice = advised(sites(*counts))
-    assert advice.level == "none" and "No site has 9:" in notes(advice)
+    assert advice.level == "none" and "No site has samples of 9." in notes(advice)
     some = [*sites(*counts)[:2], SiteCounts(site=SiteName("west"))]
-    assert "No site that disclosed class counts has 9:" in notes(advised(some))
+    assert "No site that disclosed class counts has samples of 9." in notes(advised(some))
 
 
 def test_what_sites_do_not_disclose_is_assumed_and_named() -> None:
     advice = advised(sites(None, *STRONG[1:]))
     (assumed,) = advice.assumed
-    assert assumed.startswith("north disclosed no class counts: assumed")
+    assert assumed.startswith("north disclosed no class counts; the other sites")
     assert advice.skew is not None
     advice = advised(sites(None, None, STRONG[2]))
     (assumed,) = advice.assumed
@@ -260,7 +260,10 @@ def test_what_an_analytic_chain_needs() -> None:
     assert 'set on_unreachable = "wait"' in notes(advised(sites(*IID), **skipping))
     mesh = BACKBONE | {"federation": {"topology": "mesh"}}
     text = notes(advised(sites(None, *IID[1:]), **mesh))
-    assert "not masked in topology mesh" in text and "north would refuse" in text
+    assert (
+        "not masked in topology mesh" in text
+        and "would refuse (E-CONSENT-STRATEGY): north." in text
+    )
 
 
 def test_without_a_pretrained_model_people_learn_what_one_would_give() -> None:

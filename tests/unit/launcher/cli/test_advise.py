@@ -96,7 +96,7 @@ def test_what_people_read(tmp_path: Path) -> None:
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "north 540 6 of 10 █░░░░░░░░░ 0.14" in lines
     assert "west - - -" in lines
-    assert "west disclosed no class counts: assumed to be like the others." in out
+    assert "west disclosed no class counts; the other sites are assumed to be typical." in out
     table = out.partition("Recommended, in federation.toml:")[2].partition("Why:")[0].strip()
     assert table == (
         '[training]\nepochs = 4  # now 2\nloss = "prior_corrected"  # now "cross_entropy"\n'
