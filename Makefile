@@ -22,7 +22,7 @@ demo: $(VENV)/.installed  ## four real sites on this machine train one model
 
 # One module per worker: the end-to-end tests of a module share their daemons. In the order of
 # tests/conftest.py: long modules first.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed  ## unit, integration and end-to-end tests, but for the longest ones
 	$(PYTEST) -m "not full" tests

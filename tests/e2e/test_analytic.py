@@ -77,6 +77,7 @@ def test_the_secret_stays_in_its_file(bed: Bed) -> None:
     assert b'"secret"' not in b"".join(log.read_bytes() for log in bed.root.glob("*.log"))
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_sum_in_clear_and_a_lap_of_fine_tuning(bed: Bed) -> None:
     write(bed, "masked = false\nfinetune = true")

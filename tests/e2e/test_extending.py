@@ -253,6 +253,7 @@ def test_a_method_of_a_package_runs_on_real_sites_and_survives_a_kill(
     assert trains == {f"train.{n}@{site}" for n, site in enumerate(["north", "south"] * 2, 1)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kills",
     [

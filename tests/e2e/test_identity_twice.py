@@ -101,6 +101,7 @@ def test_a_copy_that_calls_is_told_and_a_restart_is_not(scene: Scene) -> None:
     assert north.log.read_text().count(f"warning {TWICE}") == 1
 
 
+@pytest.mark.full
 def test_a_copy_that_answers_is_told_and_the_run_ends_well(scene: Scene) -> None:
     """As behind one name in the DNS; the copy itself cannot reach north."""
     scene.north.stop()

@@ -102,6 +102,7 @@ def test_a_head_has_the_bytes_of_simulation(bed: Bed) -> None:
     assert len(same) == len(backbone) - 2, "all but weight and bias of the head"
 
 
+@pytest.mark.full
 def test_several_processes_train_a_head(bed: Bed) -> None:
     """Their sums of gradients are rounded differently from those of one process."""
     simulated = describe(bed, "fedseq", head(bed)).json
