@@ -245,7 +245,7 @@ class Storm:
             self._frozen.add(fault.site)
             return self._after(fault.seconds, lambda: self._thaw(fault.site))
         daemon.send_signal(signal.SIGTERM if fault.kind == "stop-daemon" else signal.SIGKILL)
-        return self._after(fault.seconds, lambda: self._restart(fault.site))
+        return self._after(fault.seconds, lambda: self._restart(fault.site, daemon))
 
     def _kill_launchers(self) -> bool:
         running = [launcher for launcher in self._launchers if launcher.poll() is None]
@@ -281,9 +281,11 @@ class Storm:
 
         return self._after(fault.seconds, mend)
 
-    def _restart(self, name: str) -> bool:
-        process = self.bed.bed.sites[name].process
-        if process is None or process.poll() is None:
+    def _restart(self, name: str, ended: subprocess.Popen[bytes]) -> bool:
+        """Start the daemon that follows `ended`, unless another fault at that one has done so."""
+        if self.bed.bed.sites[name].process is not ended:
+            return True
+        if ended.poll() is None:
             return False  # it still shuts down
         self.bed.start(name)
         return True
