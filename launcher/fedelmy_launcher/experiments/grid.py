@@ -124,6 +124,8 @@ class Experiment:
     measure: Measure = "accuracy"
     average: bool = False
     """Add a column with the mean over the columns."""
+    against: str = ""
+    """A row: the tables show how far the others are from it on the same partitions."""
     plot: Plot = field(default_factory=Plot)
     base: Mapping[str, Any]
     """Tables of federation.toml, [sites], [strategies.NAME] and [topologies.NAME]."""
@@ -195,6 +197,9 @@ def read_experiment(path: Path) -> Experiment:
 
 def _check_names(experiment: Experiment) -> None:
     """Refuse misspelt strategies, topologies and models before anything is computed."""
+    if experiment.against and experiment.against not in [row.name for row in experiment.rows]:
+        message = f"against names {experiment.against[:80]!r}, which is not one of the rows"
+        raise ConfigError("E-CONFIG-VALUE", message)
     others = experiment.settings.values()
     lines = [*experiment.rows, *experiment.columns]
     lines += [line for setting in others for line in (*setting.rows, *setting.columns)]

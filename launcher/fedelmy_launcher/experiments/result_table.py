@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 
 from fedelmy_launcher.experiments.grid import Line
-from fedelmy_launcher.experiments.summary import ExperimentOutcome, Known, Statistic
+from fedelmy_launcher.experiments.summary import ExperimentOutcome, Statistic
 from fedelmy_node.domain.text import bytes_text
 
 MEASURES = {
@@ -99,17 +99,20 @@ def _rows(outcome: ExperimentOutcome) -> tuple[list[list[str]], list[list[str]]]
     head = [[*groups, *("" for _ in ends)], labels] if any(groups) else [labels]
     body = []
     for row in experiment.rows:
-        known = [outcome.of(row, column) for column in experiment.columns]
-        cells = [_cell(each, experiment.measure) for each in known]
+        cells = [_cell(outcome, row, column) for column in experiment.columns]
         body.append([row.name, *cells, *(_average(outcome, row) for _ in ends)])
     return head, body
 
 
-def _cell(known: Known, measure: str) -> str:
+def _cell(outcome: ExperimentOutcome, row: Line, column: Line) -> str:
+    known, measure = outcome.of(row, column), outcome.experiment.measure
     found = known.statistic(measure)
     if found is None:
         return known.why or "-"
-    return shown(found, measure) + (f" ({known.why})" if known.why else "")
+    text = shown(found, measure)
+    if apart := outcome.difference(row, column):
+        text += f" ({'+' if apart.mean >= 0 else ''}{shown(apart, measure)})"
+    return text + (f" ({known.why})" if known.why else "")
 
 
 def _average(outcome: ExperimentOutcome, row: Line) -> str:

@@ -35,12 +35,18 @@ class Known:
 
     results: list[Mapping[str, Any]] = field(default_factory=list)
     """One per finished seed."""
+    seeds: list[int] = field(default_factory=list)
+    """Of the results."""
     why: str = ""
     """Why some or all are missing."""
 
     def statistic(self, measure: str) -> Statistic | None:
         values = [result[measure] for result in self.results if result.get(measure) is not None]
         return Statistic.of(values) if values else None
+
+    def by_seed(self, measure: str) -> dict[int, float]:
+        pairs = zip(self.seeds, self.results, strict=True)
+        return {seed: result[measure] for seed, result in pairs if result.get(measure) is not None}
 
 
 class ExperimentOutcome:
@@ -52,17 +58,30 @@ class ExperimentOutcome:
         self.experiment = experiment
         self.changes = changes
         """Changes from the command line."""
-        names = product(experiment.rows, experiment.columns)
-        self.cells = {(row.name, column.name): Known() for row, column in names}
+        pairs = list(product(experiment.rows, experiment.columns))
+        self._lines = {(row.name, column.name): (row, column) for row, column in pairs}
+        self.cells = {names: Known() for names in self._lines}
 
     def of(self, row: Line, column: Line) -> Known:
         return self.cells[row.name, column.name]
 
     def add(self, cell: Cell, result: Mapping[str, Any]) -> None:
-        self.of(cell.row, cell.column).results.append(result)
+        known = self.of(cell.row, cell.column)
+        known.results.append(result)
+        known.seeds.append(cell.seed)
 
     def leave_out(self, cell: Cell, why: str) -> None:
         self.of(cell.row, cell.column).why = why
+
+    def difference(self, row: Line, column: Line) -> Statistic | None:
+        """How far a row is from the one that the experiment compares with, seed by seed."""
+        other = self.cells.get((self.experiment.against, column.name))
+        if other is None or row.name == self.experiment.against:
+            return None
+        known = self.of(row, column)
+        mine, its = known.by_seed(self.experiment.measure), other.by_seed(self.experiment.measure)
+        pairs = [mine[seed] - its[seed] for seed in mine if seed in its]
+        return Statistic.of(pairs) if pairs else None
 
     def average(self, row: Line) -> Statistic | None:
         """The mean over the columns, if all have results."""
@@ -89,6 +108,8 @@ class ExperimentOutcome:
             entry: dict[str, Any] = {"row": row, "column": column}
             if found := known.statistic(measure):
                 entry |= {"mean": found.mean, "std": found.deviation, "seeds": found.count}
+            if apart := self.difference(*self._lines[row, column]):
+                entry |= {"difference": apart.mean, "difference_std": apart.deviation}
             rows.append(entry | ({"why": known.why} if known.why else {}))
         return {
             "experiment": self.name,
@@ -115,6 +136,9 @@ class ExperimentOutcome:
         versions = [result.get("versions", {}) for result in self.results]
         stacks = dict.fromkeys(", ".join(f"{k} {v}" for k, v in each.items()) for each in versions)
         lines += [f"Software: {stack}." for stack in stacks if stack]
+        if self.experiment.against:
+            against = self.experiment.against
+            lines.append(f"In brackets: difference from {against} on the same partitions.")
         if any(result["subset"] for result in self.results):
             lines.append("Some runs ended on a subset of their sites.")
         return lines

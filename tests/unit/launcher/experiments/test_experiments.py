@@ -559,6 +559,22 @@ def test_the_average_is_over_the_columns() -> None:
     assert "61.00 ± 1.41 | 61.00 ± 1.41 | 61.00 |" in markdown_table(outcome)
 
 
+def test_differences_are_those_on_the_same_partitions() -> None:
+    outcome = filled(grid(columns=GRID["columns"][:1], against="FedSeq"))
+    table = markdown_table(outcome)
+    assert "61.00 ± 1.41 (+10.00 ± 0.00)" in table and "| FedSeq | 51.00 ± 1.41 |" in table
+    assert "difference from FedSeq on the same partitions" in table
+    (row,) = [row for row in outcome.encoded()["table"] if row["row"] == "FedELMY"]
+    assert row["difference"] == pytest.approx(0.1)
+
+
+def test_a_row_to_compare_with_must_exist(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text('title = "x"\nagainst = "FedSec"\nrows = [{ label = "FedSeq" }]\n[base]\n')
+    with pytest.raises(ConfigError, match="against names 'FedSec'"):
+        read_experiment(path)
+
+
 def test_a_bar_in_a_name_does_not_break_the_markdown() -> None:
     outcome = filled(replace(grid(columns=GRID["columns"][:2]), rows=(Line(label="a|b"),)))
     row = next(line for line in markdown_table(outcome).splitlines() if "a\\|b" in line)
