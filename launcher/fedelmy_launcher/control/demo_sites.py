@@ -54,8 +54,6 @@ distil_absent = 1.0
 name = "fedelmy"
 pool_size = 3
 warmup_epochs = 5
-alpha = 0.0
-beta = 0.0
 """
 
 

@@ -112,7 +112,10 @@ CASES = [
     (
         "none",
         IID,
-        {"federation": {"topology": "mesh"}},
+        {
+            "federation": {"topology": "mesh"},
+            "strategy": {"name": "fedelmy", "alpha": 0.06, "beta": 1.0},
+        },
         {"strategy.alpha": 0.0, "strategy.beta": 0.0},
     ),
     ("none", IID, {"training": {"epochs": 200}}, {}),
@@ -183,7 +186,8 @@ def test_the_pool_is_recommended_where_it_was_clearly_better() -> None:
 
 
 def test_a_strong_beta_is_named_with_the_words_of_the_strategy() -> None:
-    advice = advised(sites(*IID), federation={"topology": "mesh"})
+    strategy = {"name": "fedelmy", "alpha": 0.06, "beta": 1.0}
+    advice = advised(sites(*IID), federation={"topology": "mesh"}, strategy=strategy)
     (beta,) = (each for each in advice.changes if each.key == "strategy.beta")
     assert "keeps every model near its start" in beta.reason and beta.evidence
     (name,) = (each for each in advised(sites(*IID)).changes if each.key == "strategy.name")

@@ -141,12 +141,14 @@ def test_only_a_new_model_is_warmed_up():
 
 
 def test_the_terms_change_the_result_and_so_does_each_setting():
-    changes = [{}, {"alpha": 0.5}, {"beta": 0.0}, {"distance": "squared_l2"}, {"compat": "authors"}]
+    changes = [{}, {"alpha": 0.5}, {"beta": 0.1}, {"distance": "squared_l2"}, {"compat": "authors"}]
     results = []
     for change in changes:
         _, context = make_context(received=1)
         results.append(
-            train(context, Settings(**{"pool_size": 2, "beta": 0.5} | change)).model.vector
+            train(
+                context, Settings(**{"pool_size": 2, "alpha": 0.06, "beta": 0.5} | change)
+            ).model.vector
         )
     for number, one in enumerate(results):
         assert one.isfinite().all()
@@ -170,9 +172,9 @@ def test_two_inputs_are_a_fault_of_the_plan():
         train(context, Settings())
 
 
-def test_settings_have_the_papers_defaults_and_are_strict():
+def test_settings_have_defaults_without_distances_and_are_strict():
     settings = settings_for(StrategySpec(name="fedelmy"))
-    assert settings == Settings(pool_size=5, warmup_epochs=30, alpha=0.06, beta=1.0)
+    assert settings == Settings(pool_size=5, warmup_epochs=30, alpha=0.0, beta=0.0)
     assert settings_for(StrategySpec(name="fedelmy", settings={"alpha": 1})).alpha == 1.0
     for wrong in (
         {"pool_size": 0},
