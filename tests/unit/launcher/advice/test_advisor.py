@@ -190,7 +190,8 @@ def test_a_strong_beta_is_named_with_the_words_of_the_strategy() -> None:
     advice = advised(sites(*IID), federation={"topology": "mesh"}, strategy=strategy)
     (beta,) = (each for each in advice.changes if each.key == "strategy.beta")
     assert "keeps every model near its start" in beta.reason and beta.evidence
-    (name,) = (each for each in advised(sites(*IID)).changes if each.key == "strategy.name")
+    chain = advised(sites(*IID), strategy=strategy)
+    (name,) = (each for each in chain.changes if each.key == "strategy.name")
     assert "keeps every model near its start" in name.reason
 
 
