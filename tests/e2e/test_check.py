@@ -63,7 +63,7 @@ def test_people_read_the_same(bed: Bed) -> None:
         "north cannot hand over to south: cannot reach 127.0.0.1:9: nothing listens there"
         in lines[at]
     )
-    assert "--peer of north" in lines[at + 1]
+    assert "north has south at" in lines[at + 1] and "(--peer)" in lines[at + 1]
     assert any(line.split()[:2] == ["south", "ready"] for line in lines)
     quick = bed.launch("check", "--quick", "--json")
     assert (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fedelmy_node.domain.events import EdgeState, StepState
-from fedelmy_node.domain.names import EdgeId, SiteName, StepId
+from fedelmy_node.domain.names import EdgeId, SiteName, StepId, site_of
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.plan_steps import Edge, Route, Step
 from fedelmy_node.run.inputs import ENDED, local_source
@@ -72,9 +72,19 @@ def _is_around(record: RunRecord, edge: Edge) -> bool:
 
 
 def unwilling(record: RunRecord, source: StepId) -> set[SiteName]:
-    """The sites that have reported that they will not use a step's output."""
-    edges = record.slice.edges_from(source)
-    return {edge.receiver for edge in edges if record.edges[edge.id].state == EdgeState.CLOSED}
+    """The sites that have reported that they will not use a step's output.
+
+    A site also closes an edge when it has its input by another one. So it has not declined if a
+    site that the closed edge skips may have handed the work on.
+    """
+    states = {edge: record.edges[edge.id].state for edge in record.slice.edges_from(source)}
+    held = (EdgeState.MOVING, EdgeState.DONE, EdgeState.SETTLED)
+    holders = {edge.receiver for edge, state in states.items() if state in held}
+    return {
+        edge.receiver
+        for edge, state in states.items()
+        if state == EdgeState.CLOSED and holders.isdisjoint(map(site_of, edge.skips))
+    }
 
 
 def is_superseded(record: RunRecord, edge: Edge) -> bool:

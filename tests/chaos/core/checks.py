@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from fedelmy_launcher.control.contributors import contradictions_of
 from fedelmy_node.domain.events import EdgeState, RunState, StepState
@@ -145,6 +146,9 @@ def check_sent(
 
 # --- at the end
 
+_ACCIDENTS: Final = ("kill", "cut", "restore", "prune", "damage", "step fails")
+"""Of the notes of a federation: what may make a site unreachable or leave it behind."""
+
 
 def wrong_results(sites: Iterable[Site], visits: Mapping[StepId, str]) -> Iterator[str]:
     """Results are what sites say that they are."""
@@ -204,6 +208,17 @@ def deaf(sites: Mapping[SiteName, Site], entries: Iterable[Entry]) -> Iterator[s
         trained = isinstance(event, StepFinished) and event.step.startswith(TRAIN)
         if trained and sites[name].state == RunState.DONE:
             yield f"{name} trained on after the run had ended elsewhere"
+
+
+def skipped_without_reason(sites: Iterable[Site], notes: Iterable[str]) -> Iterator[str]:
+    """No site is skipped to which nothing ever happened."""
+    happened = [note for note in notes if note.startswith(_ACCIDENTS)]
+    touched = {word for note in happened for word in note.split()}
+    for site in sites:
+        skipped = _in_state(site.record, StepState.SKIPPED) if site.record else []
+        trains = [step for step in skipped if step.startswith(TRAIN)]
+        if trains and site.name not in touched:
+            yield f"{site.name} skipped {trains}, though it was there all the time"
 
 
 def lost(sites: Iterable[Site]) -> Iterator[str]:

@@ -314,6 +314,8 @@ class Schedule:
             found += checks.incomplete(up, everything)
         if up and not ending.may_fail and all(site.state == RunState.DONE for site in up):
             found += checks.lost(sites.values())
+        notes = (note for _, note in self.federation.notes)
+        found += checks.skipped_without_reason(sites.values(), notes)
         states = {site.state for site in up}
         has_failed = ending.may_fail and RunState.FAILED in states
         # Nobody revives a run that has expired elsewhere but whose input has not arrived.

@@ -30,6 +30,17 @@ def test_a_sender_goes_around_as_many_as_are_dead_and_no_further() -> None:
     )
 
 
+def test_a_site_that_has_the_work_by_another_edge_has_not_declined_it() -> None:
+    """b handed its bundle to c and died: c needs nothing from a, and says so."""
+    a = Site("a")
+    a.done("train.1@a")
+    a.sent("train.1@a>train.2@b")
+    assert a.around("b") == ["train.1@a>train.3@c/train.2@b"]
+    a.set_edges(EdgeState.CLOSED, "train.1@a>train.3@c/train.2@b")
+    assert a.around("b") == [], "c works on"
+    assert a.around("b", "c") == ["train.1@a>train.4@d/train.3@c"]
+
+
 def test_nobody_begins_anew_because_others_have_forgotten_the_run() -> None:
     b, a = Site("b"), names("a")
     assert [route.id for route in routes_around(b.record, a, a)] == [">train.2@b/train.1@a"]
