@@ -70,7 +70,7 @@ def check(
     nodes, answers, refusals = checked.nodes, checked.answers, checked.refusals
     reports = {site: dict(answer.report) for site, answer in answers.items()}
     approving = [site for site, answer in answers.items() if answer.state == RunState.PENDING]
-    warnings = [*options.preset_warnings(described), *_warnings(checked)]
+    warnings = [*options.recipe_warnings(described), *_warnings(checked)]
     warnings += expiry_warnings(sites.identity, nodes.values())
     warnings += _newer_lists(sites.identity, numbers)
     problems = {refusal.site: refusal.error for refusal in refusals}

@@ -220,13 +220,13 @@ def open_sites(target: Target, identity: Identity | None) -> tuple[Sites, str | 
     return sites, None
 
 
-def preset_warnings(federation: Federation) -> list[str]:
-    """Warnings about changes to a preset, such as fewer epochs, that are known to do harm."""
+def recipe_warnings(federation: Federation) -> list[str]:
+    """Warnings about settings that are valid, but known to do harm."""
     from fedelmy_node.training.strategies import warnings_of
 
-    return [] if federation.preset is None else list(warnings_of(federation.recipe))
+    return list(warnings_of(federation.recipe))
 
 
-def warn_of_preset(federation: Federation) -> None:
-    for text in preset_warnings(federation):
+def warn_of_recipe(federation: Federation) -> None:
+    for text in recipe_warnings(federation):
         click.echo(f"{click.style('warning', fg='yellow')}: {text}", err=True)

@@ -112,7 +112,7 @@ def _start(
     if files is not None:
         run_name = run_of_files(files.directory)
     plan = compile_plan(described, new_run_id(described) if run_name is None else run_id(run_name))
-    options.warn_of_preset(described)
+    options.warn_of_recipe(described)
     if files is not None:
         plan = with_file_id(plan, files.directory)
     unasked = check_accepted(files.accepted, plan) if files else set()

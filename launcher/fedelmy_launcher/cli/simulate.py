@@ -71,7 +71,7 @@ def simulate(
     options.check_code(_named_by(read, described), code)
     specs = data_of(described)
     plan = compile_plan(described, new_run_id(described) if run_name is None else run_id(run_name))
-    options.warn_of_preset(described)
+    options.warn_of_recipe(described)
     progress = RunProgress(plan)
     history = RunHistory(plan, encode(plan.recipe), simulated=True)
     with ExitStack() as stack:

@@ -199,7 +199,8 @@ def _check_names(experiment: Experiment) -> None:
     """Refuse misspelt strategies, topologies and models before anything is computed."""
     if experiment.against and experiment.against not in [row.name for row in experiment.rows]:
         message = f"against names {experiment.against[:80]!r}, which is not one of the rows"
-        raise ConfigError("E-CONFIG-VALUE", message)
+        hint = suggestion(experiment.against, [row.name for row in experiment.rows], "Rows")
+        raise ConfigError("E-CONFIG-VALUE", message, hint=hint)
     others = experiment.settings.values()
     lines = [*experiment.rows, *experiment.columns]
     lines += [line for setting in others for line in (*setting.rows, *setting.columns)]

@@ -136,9 +136,10 @@ class ExperimentOutcome:
         versions = [result.get("versions", {}) for result in self.results]
         stacks = dict.fromkeys(", ".join(f"{k} {v}" for k, v in each.items()) for each in versions)
         lines += [f"Software: {stack}." for stack in stacks if stack]
-        if self.experiment.against:
-            against = self.experiment.against
-            lines.append(f"In brackets: difference from {against} on the same partitions.")
+        against = self.experiment.against
+        if any(self.difference(*pair) for pair in self._lines.values()):
+            text = f"In brackets: mean ± standard deviation of the difference from {against} on the"
+            lines.append(f"{text} same partitions.")
         if any(result["subset"] for result in self.results):
             lines.append("Some runs ended on a subset of their sites.")
         return lines

@@ -563,7 +563,7 @@ def test_differences_are_those_on_the_same_partitions() -> None:
     outcome = filled(grid(columns=GRID["columns"][:1], against="FedSeq"))
     table = markdown_table(outcome)
     assert "61.00 ± 1.41 (+10.00 ± 0.00)" in table and "| FedSeq | 51.00 ± 1.41 |" in table
-    assert "difference from FedSeq on the same partitions" in table
+    assert "of the difference from FedSeq on the same partitions" in table
     (row,) = [row for row in outcome.encoded()["table"] if row["row"] == "FedELMY"]
     assert row["difference"] == pytest.approx(0.1)
 
