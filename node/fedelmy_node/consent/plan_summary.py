@@ -187,13 +187,18 @@ def _told(plan: Slice) -> Iterator[str]:
     """What the outputs of operations tell the sites that receive them."""
     if not plan.edges_out:
         return
-    shown = operations_told(plan)
-    used = {step.kind for step in plan.steps} | plan.operations.keys()
-    for name, operation in operations_of(plan.recipe.strategy.name).items():
-        if name in used:
-            yield from operation.tells
-            if operation.hidden_by and name in shown:
-                yield "They are sent in the clear: every site that receives them can read them."
+    shown, own = operations_told(plan), {step.kind for step in plan.steps}
+    operations = operations_of(plan.recipe.strategy.name)
+    masks = {each.hidden_by for each in operations.values() if each.hidden_by}
+    in_effect = {each.hidden_by for name, each in operations.items() if name not in shown}
+    for name, operation in operations.items():
+        if name not in own | plan.operations.keys() or name in masks - in_effect:
+            continue
+        yield from operation.tells
+        if operation.hidden_by and name in shown:
+            yield "They are sent in the clear: every site that receives them can read them."
+        if name in in_effect and name not in own:
+            yield "This happens at another site; this site cannot verify it."
 
 
 def _condition(edge: Edge) -> str:

@@ -16,6 +16,7 @@ from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.plan_steps import Step
 from fedelmy_node.domain.step_traits import DELIVER
 from fedelmy_node.domain.text import bytes_text
+from fedelmy_node.training.class_limit import check_smallest_class
 from fedelmy_node.training.operations import Effort
 from fedelmy_node.training.strategies import disclosed_by, effort_of
 
@@ -54,22 +55,20 @@ def refuse_report(plan: Slice, consent: Consent, report: Mapping[str, Any]) -> N
     if limit is not None and bundle_bytes > limit * 1e6:
         request = f"bundles of {bytes_text(bundle_bytes)}"
         _raise(plan, [_Refusal("E-CONSENT-LIMIT", request, f"{limit:g} MB", "max_bundle_mb")])
-    _refuse_small_classes(plan, consent, report.get("smallest_class"))
+    smallest = report.get("smallest_class")
+    if smallest is not None:
+        limit = max(smallest_class_allowed(plan, step, consent) for step in plan.steps)
+        check_smallest_class(plan.site, smallest, limit)
 
 
-def _refuse_small_classes(plan: Slice, consent: Consent, smallest: int | None) -> None:
-    """Refuse sums of a class with few samples: they would tell about each of them.
+def smallest_class_allowed(plan: Slice, step: Step, consent: Consent) -> int:
+    """Return how many samples the smallest class must have for a step; 1: any number.
 
-    The message names neither class nor number, because the operator sees it.
+    It is checked at Prepare, and again by the step: data may change in between.
     """
-    sums = any(
-        plan.traits(step.id).reads_data and plan.traits(step.id).leaves == "statistics"
-        for step in plan.steps
-    )
-    limit = consent.min_class_samples
-    if sums and plan.edges_out and smallest is not None and smallest < limit:
-        message = f"site {plan.site} has a class with fewer than {limit} samples"
-        raise ConsentError("E-CONSENT-SMALL", f"{message} and does not send sums of it")
+    traits = plan.traits(step.id)
+    sums = traits.reads_data and traits.leaves == "statistics" and plan.edges_out
+    return consent.min_class_samples if sums else 1
 
 
 def efforts(plan: Slice) -> list[Effort]:

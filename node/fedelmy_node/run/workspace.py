@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from fedelmy_node.config.site_file import SiteConfig
+from fedelmy_node.consent.rules import smallest_class_allowed
 from fedelmy_node.device.device_queue import Assignment
 from fedelmy_node.domain.events import StepState
 from fedelmy_node.domain.names import RunId, StepId
@@ -132,6 +133,7 @@ class Workspace:
             weights=self._config.weights,
             feature_cache=self._feature_cache if traits.trains else None,
             max_change=self._config.consent.max_change,
+            min_class_samples=smallest_class_allowed(plan, step, self._config.consent),
             checkpoints=self._layout.checkpoints(plan.run, step.id) if traits.has_output else None,
             secret=self._secret(record, step),
             features=plan.recipe.features if "features" in self._config.consent.disclose else 0,

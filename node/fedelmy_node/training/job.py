@@ -83,6 +83,8 @@ class Job:
     """A directory for all pool members, if the site keeps them."""
     max_change: float | None = None
     """The largest distance of an input from the initial model, relative to that model's norm."""
+    min_class_samples: int = 1
+    """Samples of the smallest class that the step may read; 1: any number, as in simulation."""
     code: tuple[str, ...] = ()
     """`module:function` models that this site allows; anyone may write a recipe."""
     checkpoints: Path | None = None

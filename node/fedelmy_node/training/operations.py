@@ -93,7 +93,7 @@ class Operation:
     tells: tuple[str, ...] = ()
     """What its output tells the sites that receive it, in sentences for an administrator."""
     hidden_by: str = ""
-    """The operation that hides what the output tells, in plans that have it."""
+    """The operation that hides what the output tells, where a plan uses it so that it does."""
     fits: bool = True
     """Whether it fits models, if it reads data; several processes of a site may do so."""
     is_replaceable: bool = True

@@ -37,6 +37,7 @@ from fedelmy_node.training.bundle_file import (
 from fedelmy_node.training.checkpoint import job_key
 from fedelmy_node.training.checkpoint_store import CheckpointStore
 from fedelmy_node.training.checkpointing import Checkpoints
+from fedelmy_node.training.class_limit import check_smallest_class
 from fedelmy_node.training.context import Artifact, Context, Outputs
 from fedelmy_node.training.distributed import Ranks, rendezvous_file
 from fedelmy_node.training.epoch_counter import Progress
@@ -73,6 +74,8 @@ def run(
         emit(EventKind.WARNING, {"code": "E-DATA-UNREADABLE", "message": message})
     if loaded.operation is None:
         return _prepare(loaded)
+    if loaded.opened is not None:
+        check_smallest_class(job.site, loaded.opened.smallest_class, job.min_class_samples)
     if loaded.operation.traits.trains and loaded.operation.fits:
         ranks.join(rendezvous_file(job), loaded.model.theta.device)
     with _checkpoints(loaded, inputs, emit, stop or StopSignal()) as checkpoints:

@@ -18,6 +18,7 @@ from fedelmy_node.domain.federation import Recipe, StrategySpec
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.step_traits import BUILT_IN as BUILT_IN_OPERATIONS
 from fedelmy_node.domain.step_traits import DELIVER, TRAIN, Traits
+from fedelmy_node.training.hidden_outputs import is_hidden
 from fedelmy_node.training.operations import (
     DEFAULTS,
     NO_EFFORT,
@@ -175,12 +176,15 @@ def disclosed_by(plan: Slice) -> tuple[str, ...]:
 
 
 def operations_told(plan: Slice) -> dict[str, Operation]:
-    """The operations of a plan's strategy whose output tells something that nothing hides."""
+    """The operations of a plan's strategy whose output tells something that nothing hides.
+
+    A mask counts only where it hides what this site adds (`hidden_outputs.py`).
+    """
     operations = operations_of(plan.recipe.strategy.name)
     return {
         name: each
         for name, each in operations.items()
-        if not each.hidden_by or each.hidden_by not in plan.operations
+        if not each.hidden_by or not is_hidden(plan, name, each.hidden_by)
     }
 
 

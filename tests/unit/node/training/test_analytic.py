@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedelmy_node.domain.errors import FedelmyError
+from fedelmy_node.domain.errors import ConsentError, FedelmyError
 from fedelmy_node.domain.federation import ModelSpec, Recipe, StrategySpec
 from fedelmy_node.domain.names import StepId
 from fedelmy_node.domain.step_traits import MODEL
 from fedelmy_node.store.durable_files import file_sha256
 from fedelmy_node.training.bundle_file import read_bundle
-from fedelmy_node.training.job import Input, Outcome
+from fedelmy_node.training.job import PREPARE, DataSpec, Input, Outcome
 from fedelmy_node.training.loading import load
 from fedelmy_node.training.step import run
 from fedelmy_node.training.trainer import is_distributed
@@ -121,3 +121,32 @@ def test_sums_are_computed_by_one_process() -> None:
     kinds = ("train", "mask", "solve", "finetune")
     several = {kind: is_distributed(job(kind, analytic(), processes=2)) for kind in kinds}
     assert several == {"train": False, "mask": False, "solve": False, "finetune": True}
+
+
+def images(path: Path, smallest: int) -> DataSpec:
+    """Forty images of nine digits each, and fewer of the last one."""
+    labels = np.repeat(np.arange(10), [40] * 9 + [smallest])
+    np.savez(path, images=np.zeros((len(labels), 8, 8), np.uint8), labels=labels)
+    return DataSpec(source=f"npz:{path}")
+
+
+def test_a_class_that_became_small_after_the_run_was_accepted(sums: Sums) -> None:
+    path = sums.root / "digits.npz"
+    made = replace(job(PREPARE, analytic()), data=images(path, 40))
+    assert run(load(made), (), lambda *_: None).report["smallest_class"] >= 10
+    data = images(path, 6)
+    step = replace(
+        job("train", analytic(), output=sums.root / "train-north", min_class_samples=10), data=data
+    )
+    with pytest.raises(ConsentError, match="a class with fewer than 10 samples") as caught:
+        run(load(step), (), lambda *_: None)
+    assert caught.value.code == "E-CONSENT-SMALL" and not (sums.root / "train-north").exists()
+    assert "site north" in caught.value.message and "min_class_samples" in caught.value.hint
+    assert not {"5", "6", "9"} & set(caught.value.message), "neither class nor number"
+    run(load(replace(step, min_class_samples=1)), (), lambda *_: None)
+
+
+def test_a_limit_for_classes_changes_nothing_where_it_is_met(sums: Sums) -> None:
+    usual = sums.step("train")
+    assert sums.step("train", min_class_samples=10).sha256 == usual.sha256
+    assert job("train", analytic()).min_class_samples == 1, "simulation has no limit"
