@@ -141,8 +141,7 @@ class Workspace:
     def _secret(self, record: RunRecord, step: Step) -> str:
         if not record.slice.traits(step.id).from_secret:
             return ""
-        plan = record.slice
-        return step_secret(self._layout.secret, plan.run, plan.plan_id, step.id)
+        return step_secret(self._layout.secret, record, step.id)
 
     @property
     def _feature_cache(self) -> CacheSpec | None:
