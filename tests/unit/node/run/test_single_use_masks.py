@@ -26,7 +26,7 @@ from fedelmy_node.store.journal import Journal
 from fedelmy_node.store.state_directory import Layout
 from tests.support import methods
 from tests.support.federations import make_plan, unsigned
-from tests.support.journal_writes import set_run
+from tests.support.journal_writes import end_run, finish_step, set_run
 
 A, RUN = SiteName("a"), RunId("run-1")
 
@@ -71,6 +71,10 @@ class Site:
     def prune(self) -> None:
         self.workspace.remove(RUN)
         self.journal.remove_run(RUN)
+
+    @property
+    def outputs(self) -> list[Path]:
+        return sorted(self.layout.run(RUN).glob("steps/*/output.safetensors"))
 
 
 @pytest.fixture
@@ -143,3 +147,22 @@ def test_a_restored_run_keeps_its_mask_and_one_that_was_not_in_the_backup_gets_a
     assert before.layout.secret.read_bytes() == site.layout.secret.read_bytes()
     assert len({old, first, before.secret}) == 3
     before.journal.close()
+
+
+@pytest.mark.parametrize("state", [RunState.CANCELLED, RunState.ABORTED])
+def test_a_run_that_is_over_leaves_no_mask(site: Site, state: RunState) -> None:
+    """With it, a backup of the site would tell what it sent."""
+    site.accept(masked_plan())
+    set_run(site.journal, RUN, RunState.RUNNING)
+    steps = [step.id for step in site.journal.run(RUN).slice.steps[:2]]
+    assert [operation_of(step) for step in steps] == ["mask", "train"]
+    mask, train = (site.layout.output(RUN, step) for step in steps)
+    for step, path in zip(steps, (mask, train), strict=True):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"numbers")
+        finish_step(site.journal, RUN, step, "ab", 7, {})
+    end_run(site.journal, RUN, state)
+    assert site.workspace.is_untidy(site.journal.run(RUN)), "killed before it was removed"
+    site.workspace.tidy(site.journal.run(RUN))
+    assert site.outputs == [train], "what was trained is kept"
+    assert not site.workspace.is_untidy(site.journal.run(RUN))
