@@ -101,7 +101,7 @@ def belongs(name: str) -> bool:
 
 
 def write_backup(root: Path, out: Path) -> Contents:
-    """Write a backup atomically; only this user can read it, as it contains the site's key."""
+    """Write a backup atomically; only this user can read it: it has the site's key and secret."""
     with replacing(out) as partial, partial.open("wb") as file:
         return _fill(Layout(root), file)
 

@@ -425,5 +425,5 @@ class Executor:
                 if summary.state == RunState.RUNNING:
                     logger.info("continues after a restart", extra={"run": summary.run})
                 self._handle_if_known(summary.run, Restarted())
-            elif self._workspace.is_untidy(summary.run):
-                self._workspace.tidy(self._journal.run(summary.run))
+            elif self._workspace.is_untidy(record := self._journal.run(summary.run)):
+                self._workspace.tidy(record)

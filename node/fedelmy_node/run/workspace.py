@@ -79,11 +79,11 @@ class Workspace:
 
     def tidy(self, record: RunRecord) -> None:
         """Keep the result of a finished run (or what was trained, if there is none), its logs and
-        a kept pool; remove its other files.
+        a kept pool; remove its other files, among them all that was made of the site's secret.
         """
         plan, found = record.slice, self.result(record)
         outputs = {self._layout.output(plan.run, step.id) for step in plan.steps}
-        kept = {found[1]} if found else outputs
+        kept = {found[1]} if found else outputs - self._masks(record)
         states = {self._layout.state(plan.run, step.id) for step in plan.steps}
         for path in {*self._layout.run(plan.run).glob("inputs/*"), *outputs, *states} - kept:
             try:
@@ -97,11 +97,18 @@ class Workspace:
         for step in plan.steps:
             self.forget_checkpoints(plan.run, step.id)
 
-    def is_untidy(self, run: RunId) -> bool:
+    def is_untidy(self, record: RunRecord) -> bool:
         """Whether a finished run still has files that only a run in progress needs."""
-        directory = self._layout.run(run)
+        directory = self._layout.run(record.slice.run)
         left = ("inputs/*.part", "steps/*/checkpoints", "steps/*/state.safetensors")
-        return any(any(directory.glob(pattern)) for pattern in left)
+        is_left = any(any(directory.glob(pattern)) for pattern in left)
+        return is_left or any(path.exists() for path in self._masks(record))
+
+    def _masks(self, record: RunRecord) -> set[Path]:
+        """The outputs that are made of the site's secret."""
+        plan = record.slice
+        secret = (step.id for step in plan.steps if plan.traits(step.id).from_secret)
+        return {self._layout.output(plan.run, step) for step in secret}
 
     def remove(self, run: RunId) -> None:
         """Remove all files of a run."""
@@ -143,8 +150,7 @@ class Workspace:
     def _secret(self, record: RunRecord, step: Step) -> str:
         if not record.slice.traits(step.id).from_secret:
             return ""
-        plan = record.slice
-        return step_secret(self._layout.secret, plan.run, plan.plan_id, step.id)
+        return step_secret(self._layout.secret, record, step.id)
 
     @property
     def _feature_cache(self) -> CacheSpec | None:

@@ -8,6 +8,7 @@ watchers and logs. A change and its event are one transaction.
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 import threading
 import time
@@ -40,6 +41,7 @@ _PROGRESS: Final = (
     EventKind.UNREACHABLE,
     EventKind.REACHABLE,
 )
+_NONCE_BYTES: Final = 16
 T = TypeVar("T")
 
 
@@ -103,7 +105,7 @@ class Journal:
             self._db.execute(
                 "INSERT OR REPLACE INTO runs"
                 " (run, federation, state, prepared, signature, certificate, operator, manifest, report, changed_at,"
-                " metadata, specs) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " metadata, specs, nonce) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     plan.run,
                     plan.federation,
@@ -117,6 +119,7 @@ class Journal:
                     time.time(),
                     prepared.metadata,
                     canonical_json(prepared.specs),
+                    secrets.token_bytes(_NONCE_BYTES),
                 ),
             )
             self._db.executemany(

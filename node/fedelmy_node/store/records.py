@@ -29,7 +29,7 @@ def json_object(text: bytes) -> dict[str, Any]:
     return value
 
 
-def _added(row: sqlite3.Row, column: str, default: Any) -> Any:
+def added_column(row: sqlite3.Row, column: str, default: Any) -> Any:
     """Return a column; journals of older versions, which are read before migration, may lack it."""
     return row[column] if column in row.keys() else default  # noqa: SIM118 - it iterates over values
 
@@ -87,7 +87,7 @@ class Prepared:
             metadata=row["metadata"],
             specs={
                 name: decode(BundleSpec, entry)
-                for name, entry in json_object(_added(row, "specs", b"{}")).items()
+                for name, entry in json_object(added_column(row, "specs", b"{}")).items()
             },
         )
 
@@ -115,8 +115,8 @@ class StepRecord:
             result=json_object(row["result"]),
             started_at=row["started_at"],
             ended_at=row["ended_at"],
-            state_sha256=_added(row, "state_sha256", ""),
-            state_size=_added(row, "state_bytes", 0),
+            state_sha256=added_column(row, "state_sha256", ""),
+            state_size=added_column(row, "state_bytes", 0),
         )
 
 
@@ -155,6 +155,8 @@ class RunRecord:
     steps: Mapping[StepId, StepRecord]
     edges: Mapping[EdgeId, EdgeRecord]
     """Edges and shortcuts."""
+    nonce: bytes = b""
+    """Random, new each time that this site accepts a plan; empty if older software accepted it."""
 
     @property
     def slice(self) -> Slice:

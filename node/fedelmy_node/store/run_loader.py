@@ -19,7 +19,14 @@ from fedelmy_node.domain.names import EdgeId, RunId, SiteName, StepId
 from fedelmy_node.domain.plan import Slice
 from fedelmy_node.domain.reports import RunSummary, Signed
 from fedelmy_node.domain.text import clean
-from fedelmy_node.store.records import EdgeRecord, Prepared, RunRecord, StepRecord, json_object
+from fedelmy_node.store.records import (
+    EdgeRecord,
+    Prepared,
+    RunRecord,
+    StepRecord,
+    added_column,
+    json_object,
+)
 from fedelmy_node.store.row_digests import damaged, verified
 
 _UNREADABLE: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
@@ -70,6 +77,7 @@ class Loader:
                 changed_at=row["changed_at"],
                 steps={StepId(step["step"]): StepRecord.from_row(step) for step in steps},
                 edges={EdgeId(edge["edge"]): EdgeRecord.from_row(edge) for edge in edges},
+                nonce=added_column(row, "nonce", b""),
             )
             plan = record.slice
             routes = plan.edges_in + plan.edges_out + plan.shortcuts

@@ -15,7 +15,7 @@ from fedelmy_node.domain.errors import StoreError
 from fedelmy_node.store.readonly_journal import open_readonly
 from fedelmy_node.store.row_digests import damaged, digest_rows, guard, register
 
-_VERSION: Final = 4
+_VERSION: Final = 5
 _SCHEMA: Final = """
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, federation TEXT NOT NULL, state TEXT NOT NULL,
@@ -58,6 +58,9 @@ ALTER TABLE edges ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
 ALTER TABLE runs ADD COLUMN specs BLOB NOT NULL DEFAULT x'7b7d';
 ALTER TABLE steps ADD COLUMN state_sha256 TEXT NOT NULL DEFAULT '';
 ALTER TABLE steps ADD COLUMN state_bytes INTEGER NOT NULL DEFAULT 0;
+""",
+    4: """
+ALTER TABLE runs ADD COLUMN nonce BLOB NOT NULL DEFAULT x'';
 """,
 }
 """From each version to the next; the digests of all rows are recomputed afterwards."""

@@ -10,7 +10,7 @@
       details.log              private details that logs and network must not contain, like paths
       identity/                key, certificate, the federation's CA
       site.toml                optional settings of the site
-      secret                   random bytes from which steps derive masks; never leaves the site
+      secret                   random bytes from which steps derive masks; backups contain it
       scratch/RUN/             working directory of a preparation, removed when it ends
       weights/                 files of weights that models start from, put here by the administrator
       features/                features of frozen models, computed once; may be deleted

@@ -87,12 +87,13 @@ def check(sums: Sums) -> None:
     row = torch.arange(width)
     begins = row * (2 * width - row + 1) // 2
     diagonal, ones = products[begins], products[begins + width - 1 - row]
-    samples = int(counts.sum()) if bool((counts.abs() <= MAX_SAMPLES).all()) else 0
+    counted = bool(((counts >= 0) & (counts <= MAX_SAMPLES)).all())
+    samples, limit = int(counts.sum()) if counted else 0, counts * UNIT
+    # Not abs(targets): that of -2^63 is negative.
     fits = (
         0 < samples <= MAX_SAMPLES
-        and bool((counts >= 0).all())
-        and bool((targets.abs() <= counts * UNIT).all())
-        and bool((targets[-1] == counts * UNIT).all())
+        and bool(((-limit <= targets) & (targets <= limit)).all())
+        and bool((targets[-1] == limit).all())
         and bool((targets.sum(dim=1) * UNIT == ones).all())
         and bool(((diagonal >= 0) & (diagonal <= samples * UNIT * UNIT)).all())
     )

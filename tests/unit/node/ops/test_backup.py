@@ -73,13 +73,13 @@ def state(tmp_path: Path) -> Path:
     journal = Journal(layout.journal, SOUTH)
     AuditLog(root).record(Act(act="node-started"))
     begin(journal, layout)
+    step_secret(layout.secret, journal.run(RUN), TRAIN)
     journal.close()
     checkpoints = layout.checkpoints(RUN, StepId("train.4@south"))
     checkpoints.mkdir(parents=True)
     for name in ("fit-000.safetensors", "000007.safetensors", "000007.json"):
         (checkpoints / name).write_text(name)
     (root / "site.toml").write_text("[site]\n")
-    step_secret(layout.secret, RUN, "plan", TRAIN)
     junk = (
         "lock",
         "details.log",

@@ -288,9 +288,9 @@ def test_a_run_that_is_over_or_pruned_leaves_no_state(node: Node) -> None:
         node.work(_stop_after(LAST, "over"))
     assert node.record.state == RunState.DONE and len(node.left) == 3
     node.restart()
-    assert node.workspace.is_untidy(node.plan.run), "killed before its files were removed"
+    assert node.workspace.is_untidy(node.record), "killed before its files were removed"
     node.workspace.tidy(node.record)
-    assert node.left == [] and not node.workspace.is_untidy(node.plan.run)
+    assert node.left == [] and not node.workspace.is_untidy(node.record)
     assert node.record.steps[LAST].state == StepState.DONE
     found = node.workspace.result(node.record)
     assert found is not None and set(read_bundle(found[1])) == {"model"}

@@ -102,6 +102,27 @@ def test_the_file_is_private_and_durable(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_every_acceptance_of_a_run_has_a_nonce_of_its_own(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db", SOUTH)
+    journal.add_run(make_prepared())
+    first = journal.run(RUN).nonce
+    assert len(first) == 16
+    set_run(journal, RUN, RunState.RUNNING)
+    with pytest.raises(RunError, match="E-RUN-CONFLICT"):
+        journal.add_run(make_prepared())
+    assert journal.run(RUN).nonce == first
+    journal.close()
+    journal = Journal(tmp_path / "journal.db", SOUTH)
+    assert journal.run(RUN).nonce == first
+    set_run(journal, RUN, RunState.EXPIRED)
+    journal.add_run(make_prepared())
+    second = journal.run(RUN).nonce
+    journal.remove_run(RUN)
+    journal.add_run(make_prepared())
+    assert len({first, second, journal.run(RUN).nonce}) == 3
+    journal.close()
+
+
 def test_a_change_and_its_event_are_one(journal: Journal) -> None:
     before = journal.last_event(RUN)
 
@@ -182,7 +203,7 @@ def test_a_journal_of_newer_software_is_refused_and_left_as_it_is(
         (copy.parent / name).write_bytes(content)
     before = kept_bytes(copy)
     assert (len(before) > 1) == (ended == "killed")
-    with pytest.raises(StoreError, match=r"E-STORE-VERSION: .*version 99, fedelmy .* supports 4"):
+    with pytest.raises(StoreError, match=r"E-STORE-VERSION: .*version 99, fedelmy .* supports 5"):
         Journal(copy, SOUTH)
     gc.collect()  # a connection that somebody had left open would write now
     assert kept_bytes(copy) == before
@@ -214,7 +235,7 @@ def test_a_journal_of_older_software_is_brought_up_to_date(tmp_path: Path) -> No
     for _ in range(2):  # the second time there is nothing to do
         journal = Journal(tmp_path / "journal.db", SOUTH)
         record = journal.run(RUN)
-        assert (record.state, record.cancel) == (RunState.RUNNING, None)
+        assert (record.state, record.cancel, record.nonce) == (RunState.RUNNING, None, b"")
         assert (record.edges[EDGE].sha256, record.edges[EDGE].origin) == ("ab", Origin())
         journal.close()
 

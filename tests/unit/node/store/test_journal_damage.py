@@ -544,6 +544,7 @@ def test_any_bit_of_the_write_ahead_log(killed: Path) -> None:
 ADDED = {
     3: (("runs", "metadata"), ("runs", "digest"), ("steps", "digest"), ("edges", "digest")),
     4: (("runs", "specs"), ("steps", "state_sha256"), ("steps", "state_bytes")),
+    5: (("runs", "nonce"),),
 }
 """The columns that a version added."""
 
@@ -552,7 +553,7 @@ def make_version(path: Path, version: int) -> None:
     """What is in a journal of today, as an older version had it."""
     with closing(sqlite3.connect(path)) as database:
         register(database)
-        for added in range(4, version, -1):
+        for added in range(5, version, -1):
             for table, column in ADDED[added]:
                 database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         if version >= 3:
@@ -578,7 +579,7 @@ def test_a_journal_of_version_2_gets_digests(path: Path) -> None:
     found = read(path)
     assert found.events == expected.events
     without = {
-        run: replace(known, prepared=replace(known.prepared, metadata=""))
+        run: replace(known, nonce=b"", prepared=replace(known.prepared, metadata=""))
         for run, known in expected.runs.items()
     }
     assert found.runs == without
@@ -595,8 +596,15 @@ def test_an_edited_plan_of_version_2_is_found_before_it_gets_a_digest(
     refused(signed_path, "the plan of run run-1", verify)
 
 
+def without_nonces(contents: Contents) -> Contents:
+    """As older software accepted the runs."""
+    assert all(len(known.nonce) == 16 for known in contents.runs.values())
+    runs = {run: replace(known, nonce=b"") for run, known in contents.runs.items()}
+    return replace(contents, runs=runs)
+
+
 def test_a_journal_of_version_3_is_read_as_it_was_and_has_no_states(path: Path) -> None:
-    expected = read(path)
+    expected = without_nonces(read(path))
     make_version(path, 3)
     found = read(path)
     assert (found.events, found.runs) == (expected.events, expected.runs)
@@ -609,6 +617,25 @@ def test_a_journal_of_version_3_is_read_as_it_was_and_has_no_states(path: Path) 
         change(path, f"UPDATE {table} SET {column} = {value} WHERE rowid = 1")
         refused(path, f"a row of {table}")
         path.write_bytes(migrated)
+
+
+def test_a_journal_of_version_4_is_read_as_it_was_and_has_no_nonces(path: Path) -> None:
+    """Its runs keep the masks that they began with; new ones get a nonce."""
+    expected = without_nonces(read(path))
+    make_version(path, 4)
+    assert read(path) == expected
+    journal = Journal(path, SOUTH)
+    journal.add_run(make_prepared("new"))
+    assert len(journal.run(RunId("new")).nonce) == 16
+    journal.close()
+    assert {run: known for run, known in read(path).runs.items() if run != "new"} == expected.runs
+
+
+@pytest.mark.parametrize("value", ["x''", "randomblob(16)"])
+def test_a_changed_nonce_is_found(path: Path, value: str) -> None:
+    """It decides about the mask of the run."""
+    change(path, f"UPDATE runs SET nonce = {value} WHERE run = 'run-1'")
+    refused(path, "a row of runs")
 
 
 @pytest.mark.parametrize(

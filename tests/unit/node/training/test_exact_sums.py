@@ -91,6 +91,16 @@ def test_sums_that_cannot_be_are_refused(name: str) -> None:
         check(sums)
 
 
+def test_the_smallest_integer_is_no_sum() -> None:
+    """It is its own negative; times the unit it is 0, so the other classes can make up for it."""
+    sums = dict(total([torch.arange(200)]))
+    targets = sums["targets"].clone()
+    targets[0, 1] += targets[0, 0]
+    targets[0, 0] = torch.iinfo(torch.int64).min
+    with pytest.raises(BundleError, match="E-BUNDLE-FORMAT"):
+        check(sums | {"targets": targets})
+
+
 @pytest.mark.parametrize("gamma", [0.01, 1.0, 30.0])
 def test_the_solution_is_ridge_regression(gamma: float) -> None:
     z, labels = inputs()
