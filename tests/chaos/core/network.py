@@ -100,7 +100,7 @@ class Network:
                 continue
             if daemon.is_due:
                 found.append(Move("ring", site, None))
-            if daemon.posted and not daemon.is_late:
+            if daemon.posted and not (daemon.is_due and daemon.is_late):
                 found.append(Move("turn", site, None))
             for watch in daemon.watches.values():
                 if not watch.has_ended and (kind := self._watch_move(site, watch)):
