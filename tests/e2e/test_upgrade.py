@@ -69,7 +69,10 @@ def bed(make_bed: Callable[..., Bed]) -> Bed:
 @pytest.fixture(scope="module")
 def undisturbed(bed: Bed) -> str:
     """The result of this version; written for some epochs, to be interrupted in."""
-    bed.file.write_text(bed.file.read_text().replace("epochs = 2", "epochs = 40"))
+    text = bed.file.read_text().replace("epochs = 2", "epochs = 40")
+    bed.file.write_text(
+        text.replace('name = "fedelmy"', 'name = "fedelmy"\nalpha = 0.06\nbeta = 1.0')
+    )
     return str(bed.simulate()["bundle_sha256"])
 
 
