@@ -78,8 +78,8 @@ def unwilling(record: RunRecord, source: StepId) -> set[SiteName]:
     site that the closed edge skips may have handed the work on.
     """
     states = {edge: record.edges[edge.id].state for edge in record.slice.edges_from(source)}
-    held = (EdgeState.MOVING, EdgeState.DONE, EdgeState.SETTLED)
-    holders = {edge.receiver for edge, state in states.items() if state in held}
+    acknowledged = (EdgeState.DONE, EdgeState.SETTLED)
+    holders = {edge.receiver for edge, state in states.items() if state in acknowledged}
     return {
         edge.receiver
         for edge, state in states.items()

@@ -53,7 +53,7 @@ def test_values_are_not_scaled_or_clipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_a_model_learns_from_vectors_and_its_result_is_used(tmp_path: Path, model: str) -> None:
-    training = Training(epochs=20, batch_size=16, learning_rate=0.05, threads=1)
+    training = Training(epochs=20, batch_size=16, learning_rate=0.005, threads=1)
     wanted = replace(recipe(training=training, pool_size=1), task=VECTORS)
     wanted = replace(wanted, model=ModelSpec(name=model))
     spec = save(tmp_path)
