@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fedelmy_node.domain.errors import BundleError, StoreError
-from fedelmy_node.domain.events import EdgeState, RunState, StepState
+from fedelmy_node.domain.errors import BundleError, StoreError, TrainingError
+from fedelmy_node.domain.events import EdgeState, EventKind, RunState, StepState
 from fedelmy_node.domain.names import EdgeId, SiteName, StepId
 from fedelmy_node.run import run_events as ev
 from fedelmy_node.run.actions import Decision
@@ -263,6 +263,25 @@ def test_a_merge_that_is_repeated_keeps_the_input_of_its_own_site() -> None:
     damaged = blaming(StoreError("E-STORE-DAMAGED", "it has changed"), 0)
     decision = bench.on(ev.StepFailed(StepId("evaluate.1@a"), damaged, crashed=False))
     assert decision.record.steps[StepId("train.1@a")].state == StepState.DONE
+
+
+@pytest.mark.parametrize(
+    ("estimate", "state"),
+    [({}, RunState.FAILED), ({"eta_seconds": 9.0}, RunState.RUNNING)],
+    ids=["resumes", "computes"],
+)
+def test_a_trainer_that_dies_where_its_loop_resumes_is_not_started_for_ever(
+    estimate: dict[str, float], state: RunState
+) -> None:
+    bench = Bench(Shape(tuple((n, Policy("wait")) for n in "ab")), "a")
+    step, died = StepId("train.1@a"), TrainingError("E-TRAINING-CRASH", "killed by signal 11")
+    for _ in range(3):
+        bench.steps(StepState.RUNNING, "train")
+        data = {"phase": "distilling", "share": 0.4, **estimate}
+        bench.memory = bench.on(ev.StepProgressed(step, EventKind.PROGRESS, data)).memory
+        decision = bench.on(ev.StepFailed(step, died, crashed=True))
+        bench.memory = decision.memory
+    assert decision.record.state == state
 
 
 def test_two_sites_are_skipped_and_one_comes_back_after_the_receiver_has_died() -> None:

@@ -215,7 +215,9 @@ def _step_began(turn: Turn, event: StepBegan) -> None:
 
 
 def _step_progressed(turn: Turn, event: StepProgressed) -> None:
-    if event.kind in (EventKind.EPOCH, EventKind.MEMBER, EventKind.PROGRESS):
+    # A loop that resumes reports where it is, without an estimate: it has computed nothing yet.
+    resumes = event.kind == EventKind.PROGRESS and "eta_seconds" not in event.data
+    if event.kind in (EventKind.EPOCH, EventKind.MEMBER, EventKind.PROGRESS) and not resumes:
         del turn.memory.crashes[event.step]
     turn.draft.add_event(event.step, event.kind, event.data)
     eta = event.data.get("eta_seconds")
